@@ -1,0 +1,28 @@
+"""Leases for the processes and AI agents of one host.
+
+The public names are imported when first used: `import leased` costs a client neither trio nor lmdb.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from leased.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from leased.client.sync import Client as Client
+
+_HOMES = {"Client": "leased.client.sync"}
+
+__all__ = ["Client", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'leased' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,68 @@
+"""The two clocks, and how a boot is told from another.
+
+Deadlines are counted on CLOCK_BOOTTIME: it never steps and it counts suspend.  The wall clock is only printed, and
+pushes generations forward.  Nothing else in the package reads a clock; tests hand in their own `Clock`.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
+TIME_NAMESPACE_PATH = Path("/proc/self/timens_offsets")
+
+
+class Now(NamedTuple):
+    """One instant on both clocks, in seconds.  `boot` judges; `wall` is for people and for generations."""
+
+    boot: float
+    wall: float
+
+
+class Clock(Protocol):
+    """Where instants come from.  `boot_id` names the boot together with its time namespace."""
+
+    def now(self) -> Now: ...
+
+    def boot_id(self) -> str: ...
+
+
+class HostClock:
+    """The host's clocks.  Raises OSError from `boot_id` where /proc hides it (a unit with ProcSubset=pid)."""
+
+    def now(self) -> Now:
+        return Now(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+    def boot_id(self) -> str:
+        """The kernel's boot id, with the time namespace's boottime offset: one without the other proves nothing."""
+        return f"{BOOT_ID_PATH.read_text().strip()}{_boottime_offset()}"
+
+
+def _boottime_offset() -> str:
+    """The offset of this time namespace as text, empty when there is none or the kernel has no time namespaces."""
+    try:
+        lines = TIME_NAMESPACE_PATH.read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        name, *numbers = line.split()
+        if name in {"boottime", "7"} and any(int(number) for number in numbers):
+            return "+" + ".".join(numbers)
+    return ""
+
+
+_stamp_second = -1
+_stamp_text = ""
+
+
+def rfc3339(wall: float) -> str:
+    """A wall-clock instant as RFC 3339 UTC with milliseconds, truncated.  Years 1970 to 9999."""
+    global _stamp_second, _stamp_text
+    milliseconds = int(wall * 1000)
+    second = milliseconds // 1000
+    if second != _stamp_second:  # formatting a date costs 2 µs, and most stamps of a batch share a second
+        _stamp_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        _stamp_second = second
+    return f"{_stamp_text}.{milliseconds % 1000:03d}Z"

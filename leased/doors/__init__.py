@@ -1,0 +1,1 @@
+"""Doors turn bytes into requests and replies into bytes.  No rules here."""

@@ -1,0 +1,1 @@
+"""What is kept: records, the volatile and the durable environment, recovery."""
