@@ -1,0 +1,204 @@
+"""One connection to the daemon, shared by any number of threads.
+
+Requests are pipelined: each thread sends its own and waits for its own answer, so a thread that waits 300 s for a lease holds
+nobody up, least of all a renewal.  Whoever waits first reads for all; when it has its answer it wakes another to read on.
+There is no reader thread: a client that only ever asks one thing at a time costs one send and one receive.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from leased.client.core import Conversation
+from leased.client.errors import ConnectionGone, DaemonUnreachable, LeasedClientError, OutcomeUnknown, PermissionDenied
+
+_READ_BYTES: Final = 65536  # one read takes any answer
+_BACKLOG_PAUSE_SECONDS: Final = 0.01  # a full accept queue empties within a tick of the daemon
+
+
+def connect(path: str, deadline: float) -> socket.socket:
+    """A connected, non-blocking stream socket.  `deadline` is on the monotonic clock.
+
+    Raises PermissionDenied where the socket's mode keeps this user out, else DaemonUnreachable.
+    """
+    while True:
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            stream.setblocking(False)
+            stream.connect(path)
+        except BlockingIOError:  # a Unix socket does not queue a connection it has no room for
+            stream.close()
+            if time.monotonic() >= deadline:
+                raise DaemonUnreachable(path, "it accepts no connections: stopped or overloaded") from None
+            select.select([], [], [], _BACKLOG_PAUSE_SECONDS)
+        except PermissionError:
+            stream.close()
+            raise PermissionDenied(f"permission_denied: this user may not connect to {path}") from None
+        except OSError as wrong:
+            stream.close()
+            raise DaemonUnreachable(path, _why(wrong)) from None
+        else:
+            return stream
+
+
+class Connection:
+    """One stream and its conversation.  After `ConnectionGone` it is of no more use."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+        self._conversation = Conversation()
+        self._sending = threading.Lock()
+        self._state = threading.Lock()  # guards all below; never held across a system call that waits
+        self._reading = False
+        self._gates: dict[int, threading.Lock] = {}
+        self._gone: str | None = None
+
+    @property
+    def gone(self) -> bool:
+        return self._gone is not None
+
+    def exchange(self, operation: str, fields: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+        """Sends one request and waits for its answer until `deadline` (monotonic seconds).
+
+        Raises ConnectionGone when the stream ended first, OutcomeUnknown at the deadline, and what an error answer says.
+        """
+        msgid = 0
+        try:
+            with self._sending:
+                with self._state:
+                    if self._gone is not None:
+                        raise ConnectionGone(self._gone, sent=False)
+                    msgid, octets = self._conversation.ask(operation, fields)
+                self._send(octets, deadline)
+            return self._await(operation, msgid, deadline)
+        except LeasedClientError:
+            raise
+        except BaseException:  # an interrupt: the daemon grants nothing to a connection that is gone, and what was read may be lost
+            self.close("interrupted")
+            raise
+        finally:
+            with self._state:
+                self._conversation.forget(msgid)
+                self._gates.pop(msgid, None)
+                self._pass_on()
+
+    def close(self, why: str = "closed by this client") -> None:
+        """Ends the connection; calls in flight raise ConnectionGone.  The descriptor lives on until nobody reads from it."""
+        with self._state:
+            if self._gone is not None:
+                return
+            self._gone = why
+            for gate in self._gates.values():
+                _open(gate)
+        try:
+            self._stream.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        if not self._reading:
+            self._stream.close()
+
+    def abandon(self) -> None:
+        """In a forked child: drops the child's copy of the descriptor and says nothing on it.  The parent's goes on."""
+        self._gone = "left to the parent process"
+        self._stream.close()
+
+    def _send(self, octets: bytes, deadline: float) -> None:
+        sent = 0
+        try:
+            while sent < len(octets):
+                try:
+                    sent += self._stream.send(octets[sent:], socket.MSG_NOSIGNAL)
+                except BlockingIOError:
+                    if not self._ready(select.POLLOUT, deadline):
+                        raise TimeoutError("the daemon reads nothing") from None
+        except OSError as wrong:  # part of a message may have left: nothing can follow it on this stream
+            self._hear_last_words()
+            self.close(_why(wrong))
+            raise self._conversation.ended(_why(wrong), sent=sent > 0) from None
+
+    def _hear_last_words(self) -> None:
+        """A daemon that closes a connection at once has said why, and the bytes are still there to be read."""
+        with self._state:
+            if not self._reading:
+                try:
+                    self._conversation.receive(self._stream.recv(_READ_BYTES))
+                except OSError:
+                    pass
+
+    def _await(self, operation: str, msgid: int, deadline: float) -> dict[str, Any]:
+        while True:
+            with self._state:
+                if self._conversation.answered(msgid):
+                    return self._conversation.answer(msgid)
+                if self._gone is not None:
+                    raise self._conversation.ended(self._gone)
+                lead = not self._reading
+                if lead:
+                    self._reading = True
+                else:
+                    gate = self._gates[msgid] = threading.Lock()
+                    gate.acquire()
+            in_time = self._read(deadline) if lead else gate.acquire(timeout=max(0.0, deadline - time.monotonic()))
+            if not in_time and not self._conversation.answered(msgid):
+                raise OutcomeUnknown(operation, "the daemon did not answer in time")
+
+    def _read(self, deadline: float) -> bool:
+        """Reads once for all who wait; False if nothing came until the deadline."""
+        try:
+            if not self._ready(select.POLLIN, deadline):
+                return False
+            octets = self._stream.recv(_READ_BYTES)
+            with self._state:
+                answered, _ = self._conversation.receive(octets)
+                for msgid in answered:
+                    if msgid in self._gates:
+                        _open(self._gates[msgid])
+            if not octets or self._conversation.fault is not None:
+                self.close("the daemon closed the connection")
+        except BlockingIOError:
+            pass
+        except OSError as wrong:
+            self.close(_why(wrong))
+        finally:
+            with self._state:
+                self._reading = False
+                if self._gone is not None:
+                    self._stream.close()
+        return True
+
+    def _ready(self, mask: int, deadline: float) -> bool:
+        poll = select.poll()
+        try:
+            poll.register(self._stream, mask)
+        except ValueError:  # closed by another thread
+            raise OSError(errno.EBADF, "closed") from None
+        return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+
+    def _pass_on(self) -> None:
+        """Wakes one of those who wait, to read on; one that is woken for nothing waits again."""
+        if not self._reading:
+            for gate in self._gates.values():
+                _open(gate)
+                return
+
+
+def _open(gate: threading.Lock) -> None:
+    if gate.locked():
+        gate.release()
+
+
+def _why(wrong: BaseException) -> str:
+    if isinstance(wrong, OSError) and wrong.errno is not None:
+        if wrong.errno == errno.ENOENT:
+            return "there is no such socket"
+        if wrong.errno == errno.ECONNREFUSED:
+            return "nobody listens there"
+        return os.strerror(wrong.errno)
+    return str(wrong) or type(wrong).__name__
