@@ -137,6 +137,10 @@ def test_printed_json_is_ascii_and_means_the_value(value: Any) -> None:
     assert json.loads(line) == value
 
 
+def test_what_json_cannot_say_is_null_or_hexadecimal() -> None:
+    assert leasenc.to_json([float("inf"), float("-inf"), float("nan"), b"\x00\xff"]) == '[null,null,null,"00ff"]'
+
+
 # --- a daemon that follows a script
 
 
@@ -282,6 +286,23 @@ def test_an_error_is_told_on_stderr(daemon: Daemon, capfd: Any, error: str, code
     assert err.startswith(f"leasenc: {error}") and err.count("\n") == 1
 
 
+def test_words_of_the_daemon_cannot_steer_the_terminal(daemon: Daemon, capfd: Any) -> None:
+    daemon.serve(lambda peer: peer.say(1, peer.ask()[0], "internal: \x1b[2J\r\n\x9b", None))
+    assert leasenc.main(["check", "key=k"]) == 70
+    assert capfd.readouterr().err == "leasenc: internal: ?[2J???\n"
+
+
+def test_an_answer_to_nothing_asked_is_passed_over(daemon: Daemon, capfd: Any) -> None:
+    def script(peer: Peer) -> None:
+        number = peer.ask()[0]
+        peer.result(number + 1, held=False)
+        peer.result(number, held=True)
+
+    daemon.serve(script)
+    assert leasenc.main(["check", "key=k"]) == 0
+    assert capfd.readouterr().out == '{"held":true}\n'
+
+
 def test_fields_travel_as_written_and_typed_ones_as_json(daemon: Daemon, capfd: Any) -> None:
     asked = []
 
@@ -321,6 +342,16 @@ def test_a_lost_reply_is_asked_for_again_as_the_same_attempt(daemon: Daemon, cap
     if op == "lease":
         assert len(asked[0][2]["request_id"]) == 48
     assert ("the first may have done it" in capfd.readouterr().err) is (op == "release")
+
+
+def test_half_an_answer_is_forgotten_with_its_connection(daemon: Daemon, capfd: Any) -> None:
+    def dies(peer: Peer) -> None:
+        peer.ask()
+        peer.link.sendall(msgpack.packb([1, 1, None, {"held": False}])[:-1])
+
+    daemon.serve(dies, answering(held=True))
+    assert leasenc.main(["check", "key=k"]) == 0
+    assert capfd.readouterr().out == '{"held":true}\n'
 
 
 def test_a_repeat_waits_only_for_what_is_left(daemon: Daemon) -> None:
@@ -668,6 +699,40 @@ def test_what_was_in_flight_on_a_lost_connection_is_repeated_once_in_order(daemo
     assert entries[2]["result"] == {"held": True}
     assert entries[3]["error"].startswith("unknown: ")
     assert process.returncode == 69
+
+
+def test_half_a_request_is_not_carried_over_to_the_next_connection(daemon: Daemon) -> None:
+    keys = [str(n) * 60_000 for n in range(9)]  # more than a socket holds
+
+    def answers(peer: Peer) -> None:
+        for key in keys:
+            number, _, fields = peer.ask()
+            assert fields == {"key": key}
+            peer.result(number, held=True)
+
+    daemon.serve(lambda peer: peer.link.recv(1) and None, answers)
+    process = run([], "".join(f'{{"op":"check","key":"{key}"}}\n' for key in keys))
+    assert parse(process) == [{"id": n, "result": {"held": True}} for n in range(1, 10)]
+    assert process.returncode == 0
+
+
+def test_a_refused_connection_takes_its_unsent_requests_with_it(daemon: Daemon) -> None:
+    over = threading.Event()
+    entries: list[dict[str, Any]] = []
+
+    def script(peer: Peer) -> None:
+        peer.say(1, 0, "rate_limited: 256 connections", None)
+        over.wait(AWAIT_SECONDS)
+
+    daemon.serve(script)
+    client = leasenc.Client([str(daemon.path)], 5.0, entries.append)
+    for n in range(9):
+        client.submit(n, "check", {"key": str(n) * 60_000})
+    while client.pending:
+        client.turn(False)
+    over.set()
+    assert entries == [{"id": n, "error": "rate_limited: 256 connections"} for n in range(9)]
+    assert client.socket is None and not client.unsent
 
 
 def test_notifications_are_printed_and_the_end_of_a_watch_is_told(daemon: Daemon) -> None:
