@@ -36,6 +36,34 @@ class Identity(NamedTuple):
     operator: bool
 
 
+class Instant(NamedTuple):
+    """The instant of one batch.  `judged` decides what has lapsed; `boot` is where new deadlines count from (both CLOCK_BOOTTIME
+    seconds; they differ only while the daemon catches up with time it was deaf); `wall` is printed."""
+
+    judged: float
+    boot: float
+    wall: float
+    boot_id: str
+
+
+class Fresh(NamedTuple):
+    """The fence and the generation the next grant would get, drawn before the rules are asked."""
+
+    generation: int
+    fence: int
+    proof: bytes
+
+
+class Ask(NamedTuple):
+    """A caller's credentials, digested: what the rules compare.  Empty bytes: not presented."""
+
+    namespace: str
+    proof: bytes = b""
+    rid: bytes = b""
+    rid_mask: int = 0
+    spent: bool = False
+
+
 class Lease(NamedTuple):
     """One lease as it is stored.  Instants are CLOCK_BOOTTIME seconds.
 
@@ -71,11 +99,11 @@ class Tombstone(NamedTuple):
 
 
 class LeaseRequest(NamedTuple):
-    """`lease`.  Credentials arrive already digested: see `Secrets`; `rid_mask` unseals `Lease.sealed`."""
+    """`lease`.  `ttl` None: a fresh grant gets DEFAULT_TTL_SECONDS, a renewal keeps the lease's own."""
 
     key: str
     holder: str
-    ttl: float = DEFAULT_TTL_SECONDS
+    ttl: float | None = None
     fence: int | None = None
     scope: str | None = None
     wait: float = 0.0

@@ -1,0 +1,45 @@
+"""One request under way, and what the middle needs to know of the connection it came by."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from leased.errors import PeerError
+from leased.model import Identity, Reply, Request
+
+
+class Peer(Protocol):
+    """A connection as the lane sees it.  The methods only fill buffers; they never block and never raise."""
+
+    identity: Identity
+    closed: bool
+
+    def answer(self, call: Call, reply: Reply) -> None: ...
+
+    def refuse(self, call: Call, error: PeerError) -> None: ...
+
+    def gone(self) -> bool:
+        """Has the other end hung up, as far as the kernel knows at this moment?"""
+        ...
+
+
+class Call:
+    """A request with its way back.  `msgid` means something to the peer alone.  Answered exactly once.
+
+    `passed_on` is set when the answer grants a lease to one that waited: (key hash, generation), for the door to give back if the answer
+    cannot be delivered.
+    """
+
+    __slots__ = ("msgid", "passed_on", "peer", "request")
+
+    def __init__(self, peer: Peer, msgid: int | None, request: Request) -> None:
+        self.peer = peer
+        self.msgid = msgid
+        self.request = request
+        self.passed_on: tuple[bytes, int] | None = None
+
+    def answer(self, reply: Reply) -> None:
+        self.peer.answer(self, reply)
+
+    def refuse(self, error: PeerError) -> None:
+        self.peer.refuse(self, error)

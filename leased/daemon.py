@@ -1,0 +1,271 @@
+"""The daemon: open, recover, serve, drain.  The only place that knows everything.
+
+One trio task waits for the sockets, one for the time.  Both do their work in plain calls: nothing that decides ever awaits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import lmdb
+import structlog
+import trio
+
+from leased.calls import Call
+from leased.clock import Clock, HostClock
+from leased.config import Config
+from leased.digests import Digests
+from leased.doors.rpc import RpcPeer
+from leased.doors.unix import Switchboard, bind_unix
+from leased.errors import StateRefused, StoreError
+from leased.gate import Gate
+from leased.generations import Generations, check_wall
+from leased.lessor import Lessor
+from leased.peers import Policy, group_id
+from leased.start import Start
+from leased.state.environment import DirectoryLock
+from leased.state.journal import Journal
+from leased.state.leases import Leases
+from leased.state.ledger import INITIALISED, Ledger, write_initialised
+from leased.state.recovery import TakenOver, take_over
+from leased.state.writer import WriterThread
+from leased.stop import copy_out
+from leased.upkeep import Upkeep
+from leased.views import Views
+
+log = structlog.get_logger()
+
+LATE_SECONDS: Final = 0.1  # a loop later than this was deaf, and what waited in its sockets comes first
+TURNS_AT_ONCE: Final = 16  # turns before the rest of the loop gets a look in
+STOP_SECONDS: Final = 5.0  # for the last flush; a disk that hangs longer gets no clean mark
+
+
+class FloorLost(Exception):
+    """The state's paths lead elsewhere: whatever is granted from now on could be granted twice."""
+
+
+class Daemon:
+    """All parts of one running daemon.  Made by `open_daemon`; `serve` runs it until `stop` is called or the floor is lost."""
+
+    def __init__(
+        self, config: Config, clock: Clock, locks: list[DirectoryLock], leases: Leases, ledger: Ledger, taken: TakenOver
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.locks = locks
+        self.leases = leases
+        self.ledger = ledger
+        self.taken = taken
+        self._token = trio.lowlevel.current_trio_token()
+        self.writer = WriterThread(ledger, self._token.run_sync_soon)
+        self.journal = Journal(self.writer, flushed=self._flushed, failed=self._failed)
+        gate = Gate(taken.wait_out, taken.meta.no_grant_before, settled=not taken.waiting, closed="starting")
+        self.lessor = Lessor(
+            leases,
+            Digests(bytes.fromhex(taken.meta.secret)),
+            Generations(taken.last, taken.mark),
+            self.journal,
+            gate,
+            clock,
+            config.limits,
+        )
+        self.lessor.reread()
+        self.start = Start(self.lessor, taken, config.wait_out_seconds)
+        self.upkeep = Upkeep(self.lessor, self.start)
+        policy = Policy(
+            by_uid=config.namespaces.uids,
+            by_gid=config.namespaces.gids,
+            per_uid=config.namespaces.per_uid,
+            operator_group=config.operator_group,
+        )
+        self.board = Switchboard(policy, config.limits, self._decide, self._hung_up)
+        self.views = Views(self.lessor, self.start, config, taken.meta.install_id, lambda: len(self.board))
+        self._seen = clock.now().boot
+        self._wake = self._seen
+        self._scope = trio.CancelScope()
+        self._stopping = trio.Event()
+        self._checked_floor = 0.0
+        self.floor_lost = False
+
+    # ---- serving
+
+    async def serve(self, listeners: list[socket.socket], ready: Callable[[], None]) -> None:
+        """Serve until told to stop.  Cancellation closes nothing: `shut` does."""
+        self.start.begin()
+        for listener in listeners:
+            self.board.listen(listener)
+        ready()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._serve_sockets)
+            nursery.start_soon(self._keep_time)
+            await self._stopping.wait()
+            nursery.cancel_scope.cancel()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def _serve_sockets(self) -> None:
+        """Cancellation leaves nothing half done: a turn has no await in it."""
+        descriptor = self.board.epoll.fileno()
+        while True:
+            await trio.lowlevel.wait_readable(descriptor)
+            for _ in range(TURNS_AT_ONCE):
+                if not self._turn():
+                    break
+            self._rearm()
+
+    def _turn(self) -> bool:
+        boot = self.clock.now().boot
+        judged = None
+        if boot > self._wake + LATE_SECONDS:
+            judged = self._deaf(boot)
+        done = self.board.turn(judged)
+        self._seen = boot
+        return done
+
+    def _deaf(self, boot: float) -> float:
+        """The loop comes `late`: this pass is judged by the last instant we are known to have listened."""
+        log.warning("loop.late", seconds=round(boot - self._wake, 3))
+        self._wake = boot
+        return min(boot, self._seen + LATE_SECONDS)
+
+    async def _keep_time(self) -> None:
+        """Cancellation leaves nothing half done: a tick has no await in it."""
+        while True:
+            boot = self.clock.now().boot
+            if boot > self._wake + LATE_SECONDS:
+                self.board.turn(self._deaf(boot))
+            more = self.upkeep.tick()
+            self._each_second(boot)
+            self.board.flush()
+            self._seen = boot
+            self._wake = boot if more else max(self.upkeep.next_wake(), boot + 0.001)
+            with trio.CancelScope(deadline=trio.current_time() + self._wake - boot) as self._scope:
+                await trio.sleep_forever()
+
+    def _rearm(self) -> None:
+        """A lease that ends sooner than the next tick was granted: tick sooner."""
+        wake = self.upkeep.next_wake()
+        if wake < self._wake:
+            self._scope.deadline = trio.current_time() + max(0.0, wake - self.clock.now().boot)
+            self._wake = wake
+
+    def _decide(self, batch: list[Call], judged: float | None) -> None:
+        self.lessor.decide(batch, judged)
+
+    def _hung_up(self, peer: RpcPeer) -> None:
+        self.lessor.hung_up(peer)
+
+    def _flushed(self, number: int) -> None:
+        self.upkeep.flushed(number)
+        if self.start.ledger_written and not (self.ledger.directory / INITIALISED).exists():
+            write_initialised(self.ledger.directory, self.taken.meta.install_id)
+        self.board.flush()
+        self._rearm()
+
+    def _failed(self, number: int, error: Exception) -> None:
+        self.upkeep.failed(number, error)
+        self.board.flush()
+
+    # ---- the floor
+
+    def _each_second(self, boot: float) -> None:
+        if boot < self._checked_floor + 1.0:
+            return
+        self._checked_floor = boot
+        self.board.each_second(boot)
+        if not (all(lock.in_place() for lock in self.locks) and self.leases.in_place() and self.ledger.in_place()):
+            self.lessor.gate.closed = "state_lost"
+            self.floor_lost = True
+            log.error("floor.lost", state_dir=str(self.config.state_dir), runtime_dir=str(self.config.runtime_dir))
+            self.stop()
+
+    # ---- the end
+
+    async def shut(self) -> bool:
+        """Stop deciding, let what is under way finish, copy every live lease into the ledger and mark it clean.
+
+        True when it was marked clean.  Cancellation leaves an unclean ledger, which the next start waits out.
+        """
+        self.board.stop_listening()
+        self.lessor.gate.shut = "shutting_down"
+        clean = False
+        with trio.move_on_after(STOP_SECONDS):
+            while self.journal.busy or len(self.lessor.holds):
+                self.upkeep.tick()
+                self.board.flush()
+                await trio.sleep(0.005)
+            if not self.floor_lost and copy_out(self.lessor, self.start):
+                flushes = self.journal.flushes
+                while self.journal.busy:
+                    await trio.sleep(0.002)
+                clean = self.journal.flushes > flushes
+        self.board.turn()
+        self.board.close_all()
+        if self.writer.stop(0.5):
+            self.ledger.close()
+        self.leases.close()
+        for lock in self.locks:
+            lock.close()
+        log.info("daemon.stopped", clean=clean)
+        return clean
+
+
+def open_daemon(config: Config, clock: Clock | None = None) -> Daemon:
+    """Lock, open, take over.  Inside a trio run.  Raises StateLocked, StateRefused, StoreError or ConfigError: nothing is left open
+    that a process about to exit would have to close."""
+    clock = clock or HostClock()
+    check_wall(clock.now().wall)
+    locks = [DirectoryLock(config.state_dir), DirectoryLock(config.runtime_dir)]
+    ledger = Ledger(config.state_dir)
+    leases = _open_leases(config)
+    try:
+        taken = take_over(leases, ledger, wait_out=config.wait_out_seconds, boot=clock.now().boot, boot_id=clock.boot_id())
+    except lmdb.Error as error:
+        raise StoreError(f"{config.state_dir} or {config.runtime_dir}: {error}") from error
+    log.info("daemon.starting", story=taken.story, recovering=taken.waiting, leases=len(taken.known))
+    if taken.waiting:
+        log.warning("daemon.recovering", seconds=round(taken.meta.no_grant_before - clock.now().boot, 3))
+    return Daemon(config, clock, locks, leases, ledger, taken)
+
+
+def _open_leases(config: Config) -> Leases:
+    """A volatile state that LMDB cannot open is worth nothing: it is made anew, and the ledger's rules say what waits for it."""
+    try:
+        return Leases(config.runtime_dir, config.max_leases)
+    except StateRefused as error:
+        log.warning("leases.discarded", error=str(error))
+        for name in ("data.mdb", "lock.mdb"):
+            (config.runtime_dir / name).unlink(missing_ok=True)
+        return Leases(config.runtime_dir, config.max_leases)
+
+
+async def run(config: Config, *, ready: Callable[[Path], None] | None = None) -> int:
+    """The whole life of a daemon process.  Returns the exit code."""
+    daemon = open_daemon(config)
+    gid = None if config.socket_group is None else group_id(config.socket_group, "socket_group")
+    listener = bind_unix(config.socket, config.socket_mode, gid)
+    inode = config.socket.stat().st_ino
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+
+            async def wait_for_signal() -> None:
+                async for number in signals:
+                    log.info("daemon.draining", signal=signal.Signals(number).name)
+                    daemon.stop()
+
+            nursery.start_soon(wait_for_signal)
+            await daemon.serve([listener], lambda: ready(config.socket) if ready is not None else None)
+            nursery.cancel_scope.cancel()
+    try:
+        if config.socket.stat().st_ino == inode:
+            config.socket.unlink()
+    except OSError:
+        pass
+    await daemon.shut()
+    return 70 if daemon.floor_lost else 0

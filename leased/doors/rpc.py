@@ -1,0 +1,139 @@
+"""MessagePack-RPC: what the bytes of one connection mean, and what goes back.  No socket here: unix.py moves the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from leased import frames
+from leased.calls import Call
+from leased.errors import PeerError
+from leased.model import Identity, Reply
+from leased.schema import parse
+
+MESSAGES_AT_ONCE: Final = 64  # of one connection in one batch: one peer's pipeline must not become everybody's latency
+MAX_UNSENT_BYTES: Final = 64 * 1024  # answers that wait to be read; past it nothing more is taken from this peer
+
+
+class RpcPeer:
+    """One connection as the middle sees it (`calls.Peer`): a list of answers not sent yet, and the frames not understood yet.
+
+    `schedule` is called when there is something to send.  `pending` requests have no answer yet.  `draining`: this client sends no more
+    and is kept until it has its answers.  `ending`: say what is left to say, then close.
+    """
+
+    __slots__ = (
+        "_frames", "_schedule", "bound", "closed", "draining", "ending", "identity", "out", "out_bytes", "pending", "probe", "scheduled",
+        "undelivered", "watch",
+    )  # fmt: skip
+
+    def __init__(self, identity: Identity, schedule: Callable[[RpcPeer], None], probe: Callable[[], bool]) -> None:
+        self.identity = identity
+        self.closed = False
+        self.ending = False
+        self.draining = False
+        self.pending = 0
+        self.out: list[bytes] = []
+        self.out_bytes = 0
+        self.scheduled = False
+        self.undelivered: list[tuple[bytes, int]] = []
+        self.bound: dict[bytes, int] = {}
+        self.watch: object | None = None
+        self.probe = probe
+        self._schedule = schedule
+        self._frames = frames.Requests()
+
+    # ---- bytes in
+
+    def feed(self, chunk: bytes) -> None:
+        self._frames.feed(chunk)
+
+    def take(self, batch: list[Call]) -> bool:
+        """Append up to MESSAGES_AT_ONCE calls.  True when there may be more to take without reading.  Mistakes are answered here."""
+        if self.ending:
+            return False
+        try:
+            messages = self._frames.take(MESSAGES_AT_ONCE)
+        except frames.FrameError as error:
+            self.refuse_connection(error)
+            return False
+        for msgid, method, params in messages:
+            try:
+                request = parse(method, params)
+                if request[-1] is not None:
+                    raise PeerError("unauthenticated", "agent_key is not known here")
+                if not self.identity.namespace:
+                    raise PeerError(
+                        "unauthenticated",
+                        "your user is not mapped here and the daemon gives each uid its own namespace: bring an agent_key",
+                    )
+            except PeerError as error:
+                if msgid is not None:
+                    self._say_error(msgid, error)
+            else:
+                if msgid is not None:
+                    self.pending += 1
+                batch.append(Call(self, msgid, request))
+        return len(messages) == MESSAGES_AT_ONCE
+
+    @property
+    def unfinished(self) -> bool:
+        return self._frames.unfinished
+
+    @property
+    def full(self) -> bool:
+        """Too much waits to be read by this peer: take nothing more from it until it has read."""
+        return self.out_bytes > MAX_UNSENT_BYTES
+
+    # ---- answers out
+
+    def answer(self, call: Call, reply: Reply) -> None:
+        if call.msgid is None or self.closed:
+            return
+        self._answered()
+        if call.passed_on is not None:
+            self.undelivered.append(call.passed_on)
+        self._send(frames.reply(call.msgid, reply))
+
+    def refuse(self, call: Call, error: PeerError) -> None:
+        if call.msgid is not None:
+            self._answered()
+            self._say_error(call.msgid, error)
+
+    def drain(self) -> None:
+        """The client has closed its sending half: it gets the answers it is still owed, then the connection ends."""
+        self.draining = True
+        self.ending = not self.pending
+        if self.ending and not self.scheduled:
+            self.scheduled = True
+            self._schedule(self)
+
+    def refuse_connection(self, error: PeerError) -> None:
+        """One error about the connection as a whole, then its end."""
+        self._say_error(0, error)
+        self.ending = True
+
+    def _answered(self) -> None:
+        self.pending -= 1
+        if self.draining and not self.pending:
+            self.ending = True
+
+    def notify(self, method: str, params: Reply) -> int:
+        """Returns the bytes queued for this peer now."""
+        if not self.closed:
+            self._send(frames.notification(method, params))
+        return self.out_bytes
+
+    def gone(self) -> bool:
+        return self.closed or self.probe()
+
+    def _say_error(self, msgid: int, error: PeerError) -> None:
+        if not self.closed:
+            self._send(frames.error(msgid, error.code, error.text))
+
+    def _send(self, packed: bytes) -> None:
+        self.out.append(packed)
+        self.out_bytes += len(packed)
+        if not self.scheduled:
+            self.scheduled = True
+            self._schedule(self)

@@ -1,0 +1,352 @@
+"""The switchboard of the Unix socket: one epoll of our own for all clients, one batch for all that is ready, one send for each answered.
+
+One trio task waits until the epoll descriptor is readable; `turn` does the rest without waiting.  A task and a stream for each
+connection cost four times as much per request.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from leased import frames
+from leased.calls import Call
+from leased.config_keys import Limits
+from leased.doors.rpc import RpcPeer
+from leased.errors import PeerError
+from leased.peers import Policy
+
+log = structlog.get_logger()
+
+READ_BYTES: Final = 64 * 1024
+ACCEPTED_AT_ONCE: Final = 64
+EVENTS_AT_ONCE: Final = 1024
+_IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
+_FULL: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+Decide = Callable[[list[Call], float | None], None]
+HungUp = Callable[[RpcPeer], None]
+
+
+class Line:
+    """A client's socket with its peer.  `mask` is what the epoll watches for."""
+
+    __slots__ = ("first", "mask", "peer", "since", "socket")
+
+    def __init__(self, connection: socket.socket, peer: RpcPeer) -> None:
+        self.socket = connection
+        self.peer = peer
+        self.mask = _IN
+        self.first = True
+        self.since = 0.0  # when the message that is unfinished now began, 0.0 when none is
+
+
+class Switchboard:
+    """`decide` is the lessor's; `hung_up` is told of every connection that is no more, before its descriptor is closed."""
+
+    def __init__(self, policy: Policy, limits: Limits, decide: Decide, hung_up: HungUp) -> None:
+        self.epoll = select.epoll()
+        self._policy = policy
+        self._limits = limits
+        self._decide = decide
+        self._hung_up = hung_up
+        self._listeners: dict[int, socket.socket] = {}
+        self._lines: dict[int, Line] = {}
+        self._of_uid: dict[int, int] = {}
+        self._scheduled: list[RpcPeer] = []
+        self._line_of: dict[RpcPeer, Line] = {}
+        self._backlog: set[Line] = set()
+        self._unfinished: set[Line] = set()
+        self.paused = False
+        self.accepted = 0
+        self.turned_away = 0
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def listen(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self._listeners[listener.fileno()] = listener
+        self.epoll.register(listener.fileno(), _IN)
+
+    # ---- one turn
+
+    def turn(self, judged: float | None = None) -> bool:
+        """Serve everything that is ready now.  True when something was done, so that another turn may find more."""
+        events = self.epoll.poll(0, EVENTS_AT_ONCE)
+        batch: list[Call] = []
+        ended: list[Line] = []
+        if self._backlog:
+            backlog, self._backlog = self._backlog, set()
+            for line in backlog:
+                self._take(line, batch)
+        for descriptor, event in events:
+            line = self._lines.get(descriptor)  # type: ignore[assignment]
+            if line is None:
+                if descriptor in self._listeners:
+                    self._accept(self._listeners[descriptor])
+                continue
+            if event & _OUT:
+                self._send(line)
+            if event & _GONE:
+                line.peer.probe = _yes
+                while self._read(line, batch):  # what it sent before it hung up still counts: releases above all
+                    pass
+                ended.append(line)
+            elif event & _IN and not self._read(line, batch):
+                ended.append(line)
+        if batch:
+            self._decide(batch, judged)
+        self.flush()
+        for line in ended:
+            if line.peer.probe is _yes:
+                self.close(line)
+            elif not line.peer.closed:
+                self._watch(line, line.mask & _OUT)
+                line.peer.drain()
+                self.flush()
+        return bool(events or batch)
+
+    def _read(self, line: Line, batch: list[Call]) -> bool:
+        """Read once and take what is complete.  False when nothing more will come from this client."""
+        peer = line.peer
+        try:
+            chunk = line.socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return peer.probe is not _yes
+        except OSError:
+            return False
+        if not chunk:
+            return False
+        if line.first:
+            line.first = False
+            if 0x41 <= chunk[0] <= 0x5A:
+                peer.out.append(b"HTTP/1.1 501 Not Implemented\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+                peer.ending = True
+                self._schedule(peer)
+                return True
+        peer.feed(chunk)
+        self._take(line, batch)
+        return True
+
+    def _take(self, line: Line, batch: list[Call]) -> None:
+        peer = line.peer
+        if peer.closed:
+            return
+        if peer.probe is _yes:
+            while peer.take(batch):
+                pass
+        elif peer.full:  # it does not read: nothing is taken from it until it has, see _send
+            self._watch(line, _OUT)
+        elif peer.take(batch):
+            self._backlog.add(line)
+        elif peer.unfinished != (line in self._unfinished):
+            if peer.unfinished:
+                self._unfinished.add(line)
+                line.since = 0.0
+            else:
+                self._unfinished.discard(line)
+
+    # ---- sending
+
+    def _schedule(self, peer: RpcPeer) -> None:
+        peer.scheduled = True
+        self._scheduled.append(peer)
+
+    def flush(self) -> None:
+        """One send for each peer that has been answered."""
+        while self._scheduled:
+            scheduled, self._scheduled = self._scheduled, []
+            for peer in scheduled:
+                peer.scheduled = False
+                line = self._line_of.get(peer)
+                if line is not None and line.mask & _OUT == 0:
+                    self._send(line)
+
+    def _send(self, line: Line) -> None:
+        peer = line.peer
+        out = peer.out
+        if out:
+            packed = out[0] if len(out) == 1 else b"".join(out)
+            try:
+                sent = line.socket.send(packed)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self.close(line)
+                return
+            if sent < len(packed):
+                peer.out = [packed[sent:]]
+                peer.out_bytes = len(packed) - sent
+                self._watch(line, _OUT if peer.full or peer.ending or peer.draining else _IN | _OUT)
+                return
+            peer.out = []
+            peer.out_bytes = 0
+            if peer.undelivered:
+                peer.undelivered = []
+        if peer.ending:
+            self.close(line)
+        elif line.mask & _OUT:
+            self._watch(line, 0 if peer.draining else _IN)
+            self._backlog.add(line)
+
+    def _watch(self, line: Line, mask: int) -> None:
+        if line.mask != mask:
+            line.mask = mask
+            self.epoll.modify(line.socket.fileno(), mask)
+
+    # ---- connections
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                connection, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _FULL:
+                    self._pause(error)
+                    return
+                continue  # this one client went away before it was accepted
+            self._admit(connection)
+
+    def _admit(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        try:
+            identity = self._policy.identify(connection)
+        except OSError:
+            connection.close()
+            return
+        standing = self._of_uid.get(identity.uid, 0)
+        text = ""
+        if len(self._lines) >= self._limits.max_connections:
+            text = f"{self._limits.max_connections} connections are open, the limit (limits.max_connections)"
+        elif standing >= self._limits.max_connections_per_uid:
+            text = f"your user has {standing} connections open, the limit (limits.max_connections_per_uid)"
+        if text:
+            self.turned_away += 1
+            try:
+                connection.send(frames.error(0, "rate_limited", text))
+            except OSError:
+                pass
+            connection.close()
+            return
+        self.accepted += 1
+        self._of_uid[identity.uid] = standing + 1
+        descriptor = connection.fileno()
+        peer = RpcPeer(identity, self._schedule, lambda: _hung(descriptor))
+        line = Line(connection, peer)
+        self._lines[descriptor] = line
+        self._line_of[peer] = line
+        self.epoll.register(descriptor, _IN)
+
+    def close(self, line: Line) -> None:
+        peer = line.peer
+        if peer.closed:
+            return
+        peer.closed = True
+        self._hung_up(peer)
+        descriptor = line.socket.fileno()
+        del self._lines[descriptor], self._line_of[peer]
+        self._backlog.discard(line)
+        self._unfinished.discard(line)
+        uid = peer.identity.uid
+        self._of_uid[uid] -= 1
+        if not self._of_uid[uid]:
+            del self._of_uid[uid]
+        self.epoll.unregister(descriptor)
+        line.socket.close()
+        peer.out = []
+        if self.paused:
+            self._resume()
+
+    def _pause(self, error: OSError) -> None:
+        """No descriptor left: clients wait in the backlog, where they lose nothing, until one is free or the next second."""
+        if not self.paused:
+            self.paused = True
+            log.warning("accept.paused", error=error.strerror)
+            for descriptor in self._listeners:
+                self.epoll.unregister(descriptor)
+
+    def _resume(self) -> None:
+        self.paused = False
+        for descriptor in self._listeners:
+            self.epoll.register(descriptor, _IN)
+
+    def each_second(self, now: float) -> None:
+        """Close whoever has left a message unfinished too long; try accepting again."""
+        if self.paused:
+            self._resume()
+        for line in list(self._unfinished):
+            if line.since == 0.0:
+                line.since = now
+            elif now - line.since >= self._limits.message_seconds:
+                line.peer.refuse_connection(
+                    PeerError("invalid_argument", f"message was left unfinished for {self._limits.message_seconds:g} s")
+                )
+        self.flush()
+
+    def stop_listening(self) -> None:
+        for descriptor, listener in self._listeners.items():
+            if not self.paused:
+                self.epoll.unregister(descriptor)
+            listener.close()
+        self._listeners.clear()
+
+    def close_all(self) -> None:
+        """Everybody is told what is left to tell, as far as their sockets take it, and hung up on."""
+        self.flush()
+        for line in list(self._lines.values()):
+            self.close(line)
+
+
+def _yes() -> bool:
+    return True
+
+
+def _hung(descriptor: int) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, 0)
+    return bool(poller.poll(0))
+
+
+def bind_unix(path: Path, mode: int, gid: int | None) -> socket.socket:
+    """A listening socket at `path`, never wider than `mode` for a moment: bound under a closed umask, then opened.
+
+    Only for a daemon that holds the lock of its state: a socket file that nobody listens on is replaced, a live one raises OSError.
+    """
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket():
+            probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            probe.setblocking(False)
+            try:
+                probe.connect(str(path))
+            except (ConnectionRefusedError, FileNotFoundError):
+                path.unlink(missing_ok=True)
+            except BlockingIOError:  # its backlog is full: somebody is there
+                raise OSError(errno.EADDRINUSE, f"{path}: another process listens on this socket") from None
+            else:
+                raise OSError(errno.EADDRINUSE, f"{path}: another process listens on this socket")
+            finally:
+                probe.close()
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        if gid is not None:
+            os.chown(path, -1, gid)
+        path.chmod(mode)
+        listener.listen(512)
+    except BaseException:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,306 @@
+"""What can happen to a lease: it stands, is granted, renewed, ends, passes on to who waits, is confirmed by a flush or undone.
+
+Each step has two halves.  The first is part of a decision and stages writes in the lane's open transaction; the second happens after the
+commit: indexes, ledger operations, answers.  Nothing here reads a request's meaning: lessor.py asks rules.py for that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from leased import model, rules
+from leased.calls import Call
+from leased.clock import Clock
+from leased.config_keys import Limits
+from leased.digests import Digests
+from leased.errors import PeerError, StateRefused
+from leased.gate import Gate, Unknown
+from leased.generations import Generations
+from leased.holds import Held, Hold, Holds, bound
+from leased.index import Index
+from leased.lane import Lane
+from leased.model import Ask, Fresh, Instant, Lease, LeaseRequest, Reply, Tombstone
+from leased.queues import Queues, Waiter
+from leased.state.journal import Journal
+from leased.state.leases import RESERVED_PAGES, Leases, LeasesMeta
+from leased.state.ledger import LedgerLease
+from leased.state.records import RecordDamaged, decode_lease, encode_lease
+from leased.tombs import Tombs
+
+log = structlog.get_logger()
+
+FENCES_DRAWN_AT_ONCE: Final = 64  # one system call for as many; they wait in memory as bytes nobody has been told
+LAPSED: Final = "lapsed"
+DAMAGED_SECONDS: Final = model.MAX_TTL_SECONDS  # a record that cannot be read may have promised this much
+Watching = Callable[[str, bytes, Lease, str], None]
+
+
+class Holdings:
+    """The leases of one daemon and everything remembered beside them."""
+
+    def __init__(
+        self, leases: Leases, digests: Digests, generations: Generations, journal: Journal, gate: Gate, clock: Clock, limits: Limits
+    ) -> None:
+        self.leases = leases
+        self.lane = Lane(leases, self.reread)
+        self.digests = digests
+        self.generations = generations
+        self.journal = journal
+        self.gate = gate
+        self.clock = clock
+        self.limits = limits
+        self.index = Index()
+        self.holds = Holds()
+        self.queues = Queues()
+        self.tombs = Tombs()
+        self.damaged: dict[bytes, float] = {}
+        self.watching: Watching | None = None
+        self.room = 0  # pages, an estimate that only errs downwards; see _has_room
+        self.counts: dict[str, int] = dict.fromkeys(
+            ("granted", "renewed", "replayed", "released", "revoked", "lapsed", "refused", "unknown", "undone"), 0
+        )
+        self._boot_id = clock.boot_id()
+        self._fences = b""
+        self._new: dict[str, int] = {}
+        self._last_stored = 0
+        self.now = self.instant()
+
+    def instant(self, judged: float | None = None) -> Instant:
+        now = self.clock.now()
+        return Instant(now.boot if judged is None else judged, now.boot, now.wall, self._boot_id)
+
+    # ---- halves that are part of a decision
+
+    def standing(self, key_hash: bytes) -> Lease | None:
+        """The live lease of a key.  One that has lapsed unnoticed is ended here, and the head of its line gets the key before
+        whoever asked: in the same decision, so that nobody slips in between.  Raises Unknown for a record that cannot be read."""
+        raw = self.lane.transaction.get(key_hash, db=self.leases.leases)
+        if raw is None:
+            return self.pass_on(key_hash) if self.queues else None
+        try:
+            record = decode_lease(raw)
+        except RecordDamaged:
+            self.set_aside(key_hash)
+            raise Unknown("damaged") from None
+        except StateRefused:
+            raise Unknown("store") from None
+        if self.now.judged < record.deadline:
+            return record
+        self.end(key_hash, record, LAPSED, "")
+        return self.pass_on(key_hash) if self.queues else None
+
+    def set_aside(self, key_hash: bytes) -> None:
+        if key_hash not in self.damaged:
+            self.damaged[key_hash] = self.now.boot + DAMAGED_SECONDS
+            log.error("record.set_aside", table="leases", key_hash=key_hash.hex(), seconds=DAMAGED_SECONDS)
+
+    def grant(self, call: Call, request: LeaseRequest, ask: Ask, key_hash: bytes) -> Lease:
+        """A fresh grant of a free key.  Raises Unknown (no room, no generation, no ledger yet) or PeerError (limits)."""
+        namespace = ask.namespace
+        new = self._new.get(namespace, 0)
+        if self.index.count(namespace) + new >= self.limits.max_leases_per_namespace:
+            raise PeerError(
+                "rate_limited",
+                f"namespace has {self.limits.max_leases_per_namespace} live leases, its limit (limits.max_leases_per_namespace)",
+            )
+        if ask.rid and self.tombs.total >= self.limits.max_spent_request_ids:
+            raise PeerError(
+                "rate_limited",
+                f"{self.limits.max_spent_request_ids} request ids of ended leases are remembered, the limit (limits.max_spent_request_ids): "
+                "ask for a shorter ttl_seconds, or without request_id",
+            )
+        if not self._has_room():
+            raise Unknown("full")
+        generation = self.generations.peek(self.now.wall)
+        if generation is None:
+            raise Unknown("generations")
+        fence = self._fence()
+        decision = rules.lease(None, request, ask, self.now, Fresh(generation, fence, self.digests.proof(fence)))
+        lease = decision.lease
+        assert lease is not None
+        if lease.ttl > self.gate.wait_out or self.journal.may_hold(key_hash):
+            lease = lease._replace(unflushed=True)
+        self.generations.last = generation
+        self._new[namespace] = new + 1
+        self.lane.transaction.put(key_hash, encode_lease(lease), db=self.leases.leases)
+        self.lane.after(self._granted, call, key_hash, lease, request.key, decision.reply)
+        return lease
+
+    def renew(self, call: Call, key_hash: bytes, before: Lease, lease: Lease, reply: Reply) -> None:
+        put = rules.needs_flush(lease.ttl, self.gate.wait_out, self.journal.ttl_of(key_hash, lease.generation))
+        if put and not before.unflushed:
+            lease = lease._replace(unflushed=True, previous_ttl=before.ttl, previous_deadline=before.deadline)
+        self.lane.transaction.put(key_hash, encode_lease(lease), db=self.leases.leases)
+        self.lane.after(self._after_renewal, call, key_hash, lease, reply, put)
+
+    def end(self, key_hash: bytes, lease: Lease, change: str, reason: str) -> None:
+        """A lease ends: by release, lapse, revocation, its switch or its bind.  Its request_id is remembered until the deadline it was
+        granted with."""
+        transaction = self.lane.transaction
+        transaction.delete(key_hash, db=self.leases.leases)
+        until = 0.0
+        if lease.rid and self.now.judged < lease.rid_until:
+            until = lease.rid_until
+            holder_hash = self.digests.holder_hash(lease.namespace, lease.holder)
+            self.leases.put_tombstone(transaction, lease.rid, Tombstone(key_hash, holder_hash, until))
+        self.lane.after(self._ended, key_hash, lease, change, reason, until)
+
+    def pass_on(self, key_hash: bytes) -> Lease | None:
+        """The key is free: the first in its line that is still there gets it.  Part of the decision that freed it."""
+        if self.gate.closed or self.gate.recovering(self.now.boot):
+            return None
+        while (waiter := self.queues.first(key_hash)) is not None:
+            if waiter.call.peer.gone():
+                self.lane.after(self.queues.remove, waiter)
+            else:
+                try:
+                    lease = self.grant(waiter.call, waiter.request, waiter.ask, key_hash)
+                except Unknown:
+                    return None  # no room or no generation now: the line stays as it is and the next tick tries again
+                except PeerError as error:
+                    self.lane.after(waiter.call.refuse, error)
+                else:
+                    waiter.call.passed_on = (key_hash, lease.generation)
+                    self._take(waiter)
+                    self.lane.after(self.queues.remove, waiter)
+                    return lease
+                self.lane.after(self.queues.remove, waiter)
+            self._take(waiter)
+        return None
+
+    def _take(self, waiter: Waiter) -> None:
+        waiter.taken = True
+        self.lane.on_abort(lambda: setattr(waiter, "taken", False))
+
+    def store_last(self) -> None:
+        """The last generation is written with the grants that used it.  Part of every transaction that can grant."""
+        last = self.generations.last
+        if last != self._last_stored:
+            self.leases.put_last(self.lane.transaction, last)
+            self.lane.after(self._stored, last)
+
+    def _stored(self, last: int) -> None:
+        self._last_stored = last
+
+    # ---- consequences, after the commit
+
+    def _granted(self, call: Call, key_hash: bytes, lease: Lease, key: str, reply: Reply) -> None:
+        self.counts["granted"] += 1
+        self.index.granted(key_hash, lease, key)
+        if lease.unflushed:
+            if lease.ttl > self.gate.wait_out:
+                number: int | None = self.journal.put(key_hash, LedgerLease(lease))
+            else:
+                number = self.journal.end(key_hash)
+            assert number is not None  # nothing is flushed between a decision and its consequences
+            self.holds.add(key_hash, lease.generation, number, bound(self.now.boot, lease.ttl), Held(call, reply))
+            return
+        if self.watching is not None:
+            self.watching("granted", key_hash, lease, "")
+        call.answer(reply)
+
+    def _after_renewal(self, call: Call, key_hash: bytes, lease: Lease, reply: Reply, put: bool) -> None:
+        self.counts["renewed"] += 1
+        self.index.moved(key_hash, lease.deadline)
+        number = self.journal.put(key_hash, LedgerLease(lease)) if put else None
+        if lease.unflushed:
+            self.holds.add(key_hash, lease.generation, number, bound(self.now.boot, lease.ttl), Held(call, reply))
+            return
+        if self.watching is not None:
+            self.watching("renewed", key_hash, lease, "")
+        call.answer(reply)
+
+    def _replay(self, call: Call, key_hash: bytes, lease: Lease, reply: Reply) -> None:
+        self.counts["replayed"] += 1
+        if lease.unflushed:
+            self.holds.add(key_hash, lease.generation, None, bound(self.now.boot, lease.ttl), Held(call, reply))
+        else:
+            call.answer(reply)
+
+    def confirmed(self, key_hash: bytes, lease: Lease, hold: Hold) -> None:
+        """The ledger has what a power cut needs: the answers that were held leave."""
+        if self.watching is not None:
+            self.watching("renewed" if lease.presented else "granted", key_hash, lease, "")
+        for held in hold.held:
+            held.call.answer(held.reply)
+
+    def undo_grant(self, key_hash: bytes, lease: Lease) -> None:
+        """A fresh grant nobody was told of is taken back, its request_id forgotten, whatever the ledger has of it deleted."""
+        self.lane.transaction.delete(key_hash, db=self.leases.leases)
+        self.lane.after(self._undone, key_hash, lease)
+
+    def _undone(self, key_hash: bytes, lease: Lease) -> None:
+        self.counts["undone"] += 1
+        self.index.ended(key_hash, lease)
+        self.journal.end(key_hash)
+
+    def _ended(self, key_hash: bytes, lease: Lease, change: str, reason: str, spent_until: float) -> None:
+        self.counts[change] += 1
+        self.index.ended(key_hash, lease)
+        if spent_until:
+            self.tombs.add(lease.rid, spent_until)
+        if self.journal.knows(key_hash):
+            self.journal.end(key_hash)
+        hold = self.holds.pop(key_hash)
+        if hold is not None:
+            for held in hold.held:
+                self.answer_unknown(held.call, Unknown("ended"))
+        if self.watching is not None:
+            self.watching(change, key_hash, lease, reason)
+
+    def answer_unknown(self, call: Call, unknown: Unknown) -> None:
+        self.counts["unknown"] += 1
+        request = call.request
+        if isinstance(request, model.LeaseRequest | model.RenewRequest | model.ReleaseRequest | model.CheckRequest):
+            call.answer(rules.unknown(request, unknown.reason, unknown.retry_after))
+        elif isinstance(request, model.RevokeRequest):
+            call.answer({"revoked": None, "reason": unknown.reason, "retry_after_seconds": unknown.retry_after})
+        else:
+            call.refuse(PeerError("internal", f"the state cannot be read now ({unknown.reason}); try again"))
+
+    # ---- small parts
+
+    def _fence(self) -> int:
+        while True:
+            if len(self._fences) < 8:
+                self._fences = os.urandom(8 * FENCES_DRAWN_AT_ONCE)
+            fence = int.from_bytes(self._fences[:8], "big") >> 1
+            self._fences = self._fences[8:]
+            if fence >= model.MIN_FENCE:
+                return fence
+
+    def count(self, what: str) -> None:
+        self.counts[what] += 1
+
+    def leases_meta(self, meta: LeasesMeta) -> None:
+        self.leases.put_meta(self.lane.transaction, meta)
+
+    def _has_room(self) -> bool:
+        """Each grant may use up a page before the estimate is made anew; RESERVED_PAGES stay for releases and lapses."""
+        self.room -= 1
+        if self.room <= 0:
+            self.room = (self.leases.free_pages(self.lane.transaction) - RESERVED_PAGES) // 4
+        return self.room > 0
+
+    def reread(self) -> None:
+        """Rebuild what memory knows from the records: at the start, and after the environment had to be opened anew."""
+        texts = self.index.texts
+        self.index, self.tombs, self.damaged = Index(), Tombs(), {}
+        found: list[tuple[int, bytes, Lease]] = []
+        with self.leases.environment.begin() as transaction:
+            for key_hash, lease, _ in self.leases.rows(transaction):
+                if lease is None:
+                    self.set_aside(key_hash)
+                else:
+                    found.append((lease.generation, key_hash, lease))
+            for rid, tombstone, _ in self.leases.tombstone_rows(transaction):
+                self.tombs.add(rid, tombstone.until if tombstone is not None else 0.0)
+        found.sort()
+        for _, key_hash, lease in found:
+            self.index.granted(key_hash, lease, texts.get(key_hash))
+        self._last_stored = self.leases.read_last()
+        self.generations.last = max(self.generations.last, self._last_stored)

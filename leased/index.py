@@ -1,0 +1,122 @@
+"""What is remembered beside the records: which lease falls next, whose scope, which request_id, what text a key had.
+
+Rebuilt from the records at the start and changed only after the commit they belong to.  The heap is lazy: a renewal that moves a deadline
+later touches nothing here; the entry popped at the old deadline is checked against its record and put back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from leased.model import Lease
+
+
+class Index:
+    """Every structure is keyed by key hash.  A namespace's leases are kept in the order of their generations, because a dict keeps the
+    order of insertion and generations only rise."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, bytes]] = []
+        self._due_of: dict[bytes, float] = {}  # the earliest heap entry that will look at this lease
+        self._spaces: dict[str, dict[int, bytes]] = {}
+        self._scopes: dict[tuple[str, str], dict[int, bytes]] = {}
+        self.rids: dict[bytes, bytes] = {}  # request ids of live leases -> key hash
+        self.texts: dict[bytes, str] = {}  # key texts, as far as seen since the start
+
+    def __len__(self) -> int:
+        return len(self._due_of)
+
+    def count(self, namespace: str) -> int:
+        space = self._spaces.get(namespace)
+        return len(space) if space is not None else 0
+
+    def namespaces(self) -> list[str]:
+        return list(self._spaces)
+
+    # ---- changes
+
+    def granted(self, key_hash: bytes, lease: Lease, text: str | None) -> None:
+        heappush(self._due, (lease.deadline, key_hash))
+        self._due_of[key_hash] = lease.deadline
+        space = self._spaces.get(lease.namespace)
+        if space is None:
+            space = self._spaces[lease.namespace] = {}
+        space[lease.generation] = key_hash
+        if lease.scope is not None:
+            self._scopes.setdefault((lease.namespace, lease.scope), {})[lease.generation] = key_hash
+        if lease.rid:
+            self.rids[lease.rid] = key_hash
+        if text is not None:
+            self.texts[key_hash] = text
+
+    def moved(self, key_hash: bytes, deadline: float) -> None:
+        """A renewal set another deadline.  Only a sooner one needs an entry of its own."""
+        if deadline < self._due_of[key_hash]:
+            heappush(self._due, (deadline, key_hash))
+            self._due_of[key_hash] = deadline
+
+    def ended(self, key_hash: bytes, lease: Lease) -> None:
+        del self._due_of[key_hash]
+        space = self._spaces[lease.namespace]
+        del space[lease.generation]
+        if not space:
+            del self._spaces[lease.namespace]
+        if lease.scope is not None:
+            scope = self._scopes[lease.namespace, lease.scope]
+            del scope[lease.generation]
+            if not scope:
+                del self._scopes[lease.namespace, lease.scope]
+        if lease.rid:
+            self.rids.pop(lease.rid, None)
+        self.texts.pop(key_hash, None)
+        if len(self._due) > 64 and len(self._due) > 4 * len(self._due_of):
+            self._compact()
+
+    def _compact(self) -> None:
+        """Most entries are of leases long released: start the heap over from those that are live."""
+        self._due = sorted((deadline, key_hash) for key_hash, deadline in self._due_of.items())
+
+    # ---- questions
+
+    def next_due(self) -> float | None:
+        """When to look next; it may be too early, never too late."""
+        due = self._due
+        while due and self._due_of.get(due[0][1]) != due[0][0]:
+            heappop(due)
+        return due[0][0] if due else None
+
+    def pop_due(self, now: float, limit: int) -> list[bytes]:
+        """Up to `limit` key hashes whose entry is at or before `now`.  Each must be answered by `ended`, `moved`-like `again`, or be lost."""
+        found: list[bytes] = []
+        due, due_of = self._due, self._due_of
+        while due and due[0][0] <= now and len(found) < limit:
+            deadline, key_hash = heappop(due)
+            if due_of.get(key_hash) == deadline:
+                found.append(key_hash)
+        return found
+
+    def again(self, key_hash: bytes, deadline: float) -> None:
+        """Look at this lease again at `deadline` (it was renewed, or the sweep failed)."""
+        if key_hash in self._due_of:
+            heappush(self._due, (deadline, key_hash))
+            self._due_of[key_hash] = deadline
+
+    def of_scope(self, namespace: str, scope: str) -> list[bytes]:
+        return list(self._scopes.get((namespace, scope), {}).values())
+
+    def of_namespace(self, namespace: str, after: int, scope: str | None = None) -> Iterator[tuple[int, bytes]]:
+        """(generation, key hash) in rising order, those above `after`."""
+        table = self._spaces.get(namespace, {}) if scope is None else self._scopes.get((namespace, scope), {})
+        if not after:
+            yield from list(table.items())
+            return
+        generations = list(table)
+        for generation in generations[bisect_right(generations, after) :]:
+            yield generation, table[generation]
+
+    def of_all(self, after: int) -> Iterator[tuple[int, bytes]]:
+        """As of_namespace, over every namespace."""
+        merged = sorted(item for space in self._spaces.values() for item in space.items() if item[0] > after)
+        yield from merged

@@ -1,0 +1,263 @@
+"""The lessor: gathers what is ready, decides it in one transaction, commits, answers.
+
+A batch is whatever is ready now.  Each request is decided by rules.py on the record of its key, as the decisions before it left that
+record; then one commit; then the answers.  A batch that cannot be written is tried again one request at a time, and what fails
+alone is told null.
+
+Time.  `now.boot` is this instant.  `now.judged` decides what has lapsed: it is the same but for the one pass after the daemon was deaf (the
+loop was late), where it is the last instant the daemon was known to listen, so that a renewal that waited in a socket is not
+punished for our sleep.  What is granted or renewed always counts from `now.boot`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import structlog
+
+from leased import model, rules
+from leased.calls import Call, Peer
+from leased.clock import Clock
+from leased.config_keys import Limits
+from leased.digests import Digests
+from leased.errors import PeerError
+from leased.gate import Gate, Unknown
+from leased.generations import Generations
+from leased.holdings import Holdings
+from leased.lane import Outcome
+from leased.model import Ask, Fresh, Lease, LeaseRequest, Reply
+from leased.queues import Waiter
+from leased.state.journal import Journal
+from leased.state.leases import Leases
+from leased.state.records import decode_lease, decode_tombstone
+
+log = structlog.get_logger()
+
+_NOTHING_FRESH: Final = Fresh(0, 0, b"")
+
+
+class Lessor(Holdings):
+    """Everything that is decided.  Synchronous: no call here waits for anything."""
+
+    def __init__(
+        self, leases: Leases, digests: Digests, generations: Generations, journal: Journal, gate: Gate, clock: Clock, limits: Limits
+    ) -> None:
+        super().__init__(leases, digests, generations, journal, gate, clock, limits)
+        self.operations: dict[type, Callable[[Call, Any], None]] = {
+            model.LeaseRequest: self._lease,
+            model.RenewRequest: self._renew,
+            model.ReleaseRequest: self._release,
+            model.CheckRequest: self._check,
+        }
+
+    # ---- batches
+
+    def decide(self, calls: Sequence[Call], judged: float | None = None) -> None:
+        """Decide and answer `calls`, in order.  Every call is answered, held for the ledger, or queued."""
+        self.now = self.instant(judged)
+        try:
+            outcome = self.lane.run(self._decide_all, calls)
+        except Exception:
+            outcome = Outcome.ABORTED
+            if len(calls) == 1:
+                log.exception("lane.failed", operation=type(calls[0].request).__name__)
+                calls[0].refuse(PeerError("internal", "this request could not be decided; the daemon's log says why"))
+                return
+        if outcome is not Outcome.COMMITTED:
+            if outcome is Outcome.ABORTED and len(calls) > 1:
+                for call in calls:
+                    self.decide((call,), judged)
+                return
+            for call in calls:
+                self.answer_unknown(call, Unknown("store"))
+        self.journal.kick(self.now.boot)
+
+    def _decide_all(self, calls: Sequence[Call]) -> None:
+        self._new.clear()
+        operations, after = self.operations, self.lane.after
+        for call in calls:
+            request = call.request
+            try:
+                operations[type(request)](call, request)
+            except Unknown as unknown:
+                after(self.answer_unknown, call, unknown)
+            except PeerError as error:
+                after(call.refuse, error)
+        self.store_last()
+
+    # ---- operations
+
+    def _lease(self, call: Call, request: LeaseRequest) -> None:
+        self.gate.admit()
+        namespace = call.peer.identity.namespace
+        key_hash = self.digests.key_hash(namespace, request.key)
+        record = self.standing(key_hash)
+        if request.fence is None and request.request_id is None:
+            ask = Ask(namespace)
+        else:
+            ask = self._ask(namespace, key_hash, record, request)
+        if record is None and not ask.spent:
+            try:
+                self.gate.admit_unknown_key(self.now.boot)
+                self.grant(call, request, ask, key_hash)
+            except Unknown as unknown:
+                if unknown.reason != "recovering" or not request.wait:
+                    raise
+                self._wait(call, request, ask, key_hash, rules.unknown(request, unknown.reason, unknown.retry_after))
+            return
+        decision = rules.lease(record, request, ask, self.now, _NOTHING_FRESH)
+        change = decision.change
+        if change is rules.REFUSED:
+            if request.wait or self.queues:
+                self._wait(call, request, ask, key_hash, decision.reply)
+            else:
+                self.lane.after(self.refuse, call, decision.reply)
+        elif change is rules.RENEWED:
+            assert record is not None and decision.lease is not None
+            self.renew(call, key_hash, record, decision.lease, decision.reply)
+        else:
+            assert record is not None
+            self.lane.after(self._replay, call, key_hash, record, decision.reply)
+
+    def _renew(self, call: Call, request: model.RenewRequest) -> None:
+        self.gate.admit()
+        namespace = call.peer.identity.namespace
+        key_hash = self.digests.key_hash(namespace, request.key)
+        record = self.standing(key_hash)
+        if record is None:
+            self.gate.admit_unknown_key(self.now.boot)
+        decision = rules.renew(record, request, Ask(namespace, self.digests.proof(request.fence)), self.now)
+        if decision.lease is None:
+            self.lane.after(self.refuse, call, decision.reply)
+        else:
+            assert record is not None
+            self.renew(call, key_hash, record, decision.lease, decision.reply)
+
+    def _release(self, call: Call, request: model.ReleaseRequest) -> None:
+        self.gate.admit_reading()
+        namespace = call.peer.identity.namespace
+        key_hash = self.digests.key_hash(namespace, request.key)
+        record = self.standing(key_hash)
+        if record is None:
+            self.gate.admit_unknown_key(self.now.boot)
+        decision = rules.release(record, request, Ask(namespace, self.digests.proof(request.fence)), self.now)
+        if decision.lease is not None:
+            self.end(key_hash, decision.lease, rules.RELEASED, "")
+        self.lane.after(call.answer, decision.reply)
+        if decision.lease is not None and self.queues:
+            self.pass_on(key_hash)
+
+    def _check(self, call: Call, request: model.CheckRequest) -> None:
+        self.gate.admit_reading()
+        key_hash = self.digests.key_hash(call.peer.identity.namespace, request.key)
+        record = self.standing(key_hash)
+        if record is None:
+            self.gate.admit_unknown_key(self.now.boot)
+        waiting = self.queues.length(key_hash) if self.queues else 0
+        self.lane.after(call.answer, rules.check(record, request, self.now, waiting))
+
+    # ---- credentials and lines
+
+    def _ask(self, namespace: str, key_hash: bytes, record: Lease | None, request: LeaseRequest) -> Ask:
+        """The caller's credentials, digested.  Raises PeerError when a request_id was used for another key or holder."""
+        proof = b"" if request.fence is None else self.digests.proof(request.fence)
+        if request.request_id is None:
+            return Ask(namespace, proof)
+        rid, mask = self.digests.rid(namespace, request.request_id)
+        if proof and record is not None and record.proof == proof and record.holder == request.holder:
+            return Ask(namespace, proof)  # a renewal: its request_id is ignored
+        if record is not None and record.rid == rid:
+            if record.holder != request.holder:
+                raise _reused()
+            return Ask(namespace, proof, rid, mask)
+        waiter = self.queues.of_rid(rid) if self.queues else None
+        if waiter is not None and (waiter.key_hash != key_hash or waiter.request.holder != request.holder):
+            raise _reused()
+        elsewhere = self.index.rids.get(rid)
+        if elsewhere is not None and elsewhere != key_hash:
+            other = self.lane.transaction.get(elsewhere, db=self.leases.leases)
+            if (
+                other is not None
+                and (there := decode_lease(other)).rid == rid
+                and self.now.judged < max(there.deadline, there.rid_until)
+            ):
+                raise _reused()
+        raw = self.lane.transaction.get(rid, db=self.leases.tombstones)
+        if raw is not None:
+            tombstone = decode_tombstone(raw)
+            if self.now.judged < tombstone.until:
+                if tombstone.key_hash != key_hash or tombstone.holder_hash != self.digests.holder_hash(namespace, request.holder):
+                    raise _reused()
+                return Ask(namespace, proof, rid, mask, spent=True)
+        return Ask(namespace, proof, rid, mask)
+
+    def _wait(self, call: Call, request: LeaseRequest, ask: Ask, key_hash: bytes, refusal: Reply) -> None:
+        """A caller that would be refused queues instead, if it asked to and what refuses it will pass."""
+        older = self.queues.of_rid(ask.rid) if ask.rid else None
+        if not request.wait or refusal["reason"] not in {"held", "same_label", "recovering"}:
+            if older is not None:
+                self.lane.after(self._supersede, older, None)
+            self.lane.after(self.refuse, call, refusal)
+            return
+        waiter = Waiter(call, request, ask, key_hash, self.now.boot + request.wait)
+        if older is not None:
+            self.lane.after(self._supersede, older, waiter)
+            return
+        for limit, standing in (
+            ("max_waiters_per_key", self.queues.length(key_hash)),
+            ("max_waiters_per_namespace", self.queues.of_namespace(ask.namespace)),
+            ("max_waiters_per_connection", len(self.queues.of_peer(call.peer))),
+        ):
+            most = getattr(self.limits, limit)
+            if standing >= most:
+                raise PeerError("rate_limited", f"wait_seconds cannot be honoured: {most} callers wait already (limits.{limit})")
+        self.lane.after(self.queues.add, waiter)
+
+    def end_wait(self, waiter: Waiter) -> None:
+        """The wait is over: the refusal that stands now, or, if the key is free at this very moment, the grant."""
+        record = self.standing(waiter.key_hash)
+        if waiter.taken:
+            self.store_last()
+            return
+        self.lane.after(self.queues.remove, waiter)
+        request, ask = waiter.request, waiter.ask
+        if record is None:
+            self.lane.after(self.answer_unknown, waiter.call, self._why_not())
+        else:
+            decision = rules.lease(record, request._replace(fence=None), Ask(ask.namespace), self.now, _NOTHING_FRESH)
+            self.lane.after(self.refuse, waiter.call, decision.reply)
+
+    def _why_not(self) -> Unknown:
+        """Why a free key is not granted to the head of its line."""
+        try:
+            self.gate.admit()
+            self.gate.admit_unknown_key(self.now.boot)
+        except Unknown as unknown:
+            return unknown
+        return Unknown("full")
+
+    def _supersede(self, older: Waiter, newer: Waiter | None) -> None:
+        if older.gone:
+            if newer is not None:
+                self.queues.add(newer)
+            return
+        if newer is None:
+            self.queues.remove(older)
+        else:
+            self.queues.replace(older, newer)
+        self.answer_unknown(older.call, Unknown("superseded"))
+
+    def refuse(self, call: Call, reply: Reply) -> None:
+        self.counts["refused" if reply["acquired"] is False else "unknown"] += 1
+        call.answer(reply)
+
+    def hung_up(self, peer: Peer) -> None:
+        """A connection is gone: its waiters leave their lines."""
+        if self.queues:
+            for waiter in self.queues.of_peer(peer):
+                self.queues.remove(waiter)
+
+
+def _reused() -> PeerError:
+    return PeerError("invalid_argument", "request_id was used for another key or holder: draw a new one for each attempt")

@@ -1,0 +1,80 @@
+"""Who is at the other end of a Unix socket: what the kernel says, and which namespace that means.
+
+Identity is established once, when a connection is accepted, and passed inward as a value.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+from leased.errors import ConfigError
+from leased.model import Identity
+
+SHARED: Final = "local"
+OVERFLOW_ID: Final = 65534  # every unmapped user of a user namespace looks like this one, so it is nobody in particular
+NOBODY_KNOWN: Final = ""  # the namespace of a peer that must bring an agent key
+_CREDENTIALS: Final = struct.Struct("3i")
+_SO_PEERGROUPS: Final = 59
+_MAX_GROUPS: Final = 65536  # NGROUPS_MAX of the kernel
+
+
+class Policy:
+    """Which namespace and which powers a peer has, from the configuration.  Raises ConfigError for a group that does not exist."""
+
+    def __init__(self, *, by_uid: Mapping[int, str], by_gid: Mapping[int, str], per_uid: bool, operator_group: str | None) -> None:
+        self._by_uid = by_uid
+        self._by_gid = by_gid
+        self._per_uid = per_uid
+        self._own_uid = os.geteuid()
+        self._operator_gid = None if operator_group is None else group_id(operator_group, "operator_group")
+
+    def identify(self, connection: socket.socket) -> Identity:
+        """By SO_PEERCRED, fixed at connect: the process that connected, not whoever the socket was handed to.  Raises OSError."""
+        pid, uid, gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        groups: frozenset[int] = frozenset()
+        if self._operator_gid is not None or self._by_gid:
+            groups = peer_groups(connection) | {gid}
+        operator = uid in {0, self._own_uid} or self._operator_gid in groups
+        return Identity(self.namespace(uid, gid, groups), uid, pid, operator and uid != OVERFLOW_ID)
+
+    def namespace(self, uid: int, gid: int, groups: frozenset[int]) -> str:
+        """A rule for the uid wins over one for a group, the primary group over the others, those by number."""
+        if uid != OVERFLOW_ID:
+            if uid in self._by_uid:
+                return self._by_uid[uid]
+            for each in (gid, *sorted(groups)):
+                if each in self._by_gid and each != OVERFLOW_ID:
+                    return self._by_gid[each]
+            return f"uid:{uid}" if self._per_uid else SHARED
+        return NOBODY_KNOWN if self._per_uid else SHARED
+
+
+def peer_groups(connection: socket.socket) -> frozenset[int]:
+    """The supplementary groups of the connecting process.  Raises OSError."""
+    size = 64
+    while True:
+        try:
+            raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, size * 4)
+        except OSError as error:
+            if error.errno != 34 or size >= _MAX_GROUPS:  # ERANGE: more groups than we had room for
+                raise
+            size = _MAX_GROUPS
+        else:
+            return frozenset(struct.unpack(f"{len(raw) // 4}I", raw[: len(raw) // 4 * 4]))
+
+
+def group_id(name: str, key: str) -> int:
+    """The gid of a group given by name or number.  `key` names the configuration key in the error."""
+    if name.isdigit():
+        return int(name)
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ConfigError(
+            f"{key}: there is no group {name!r} on this host: create it (groupadd --system {name}) or name another"
+        ) from None

@@ -1,0 +1,157 @@
+"""The loop's side of the ledger: what is queued, what is in flight, and what a power cut might bring back.
+
+The lane never waits for the ledger.  It queues operations here; one flush at a time takes all that is queued; its outcome comes back
+through `done`.  The account kept here is deliberately pessimistic: a key *may be held* by the ledger from the moment a put is queued
+until a later delete of it has been flushed, whatever failed in between.
+
+After a failed flush, and from the start until the first success, the ledger is `unsettled`: any record may be there or not.  The next success
+settles it, so one is attempted even when nothing is queued.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from leased.state.ledger import LedgerLease, Op
+
+FIRST_RETRY_SECONDS: Final = 0.1
+MAX_RETRY_SECONDS: Final = 2.0
+
+
+class Writer(Protocol):
+    """Whoever runs `Ledger.apply`: a thread in the daemon, a script in the simulation.  `write` returns at once; exactly one `done`
+    follows, in the loop's thread, with the error or None."""
+
+    def write(self, ops: list[Op], done: Callable[[Exception | None], None]) -> None: ...
+
+
+class Journal:
+    """`flushed(number)` and `failed(number, error)` are called after the account has been brought up to date."""
+
+    def __init__(self, writer: Writer, *, flushed: Callable[[int], None], failed: Callable[[int, Exception], None]) -> None:
+        self._writer = writer
+        self._on_flushed = flushed
+        self._on_failed = failed
+        self._queue: list[Op] = []
+        self._flying: list[Op] | None = None
+        self._may_hold: dict[bytes, int] = {}  # key hash -> generation of the latest put that may be in the ledger
+        self._flushed_ttl: dict[bytes, tuple[int, float]] = {}  # only what certainly is in the ledger
+        self._retry_at = 0.0
+        self._retry_seconds = FIRST_RETRY_SECONDS
+        self.open_number = 1  # the flush that what is queued now will be part of
+        self.unsettled = True
+        self.flushes = 0
+        self.failures = 0
+        self.last_error = ""
+
+    # ---- the account
+
+    def may_hold(self, key_hash: bytes) -> bool:
+        """Might a power cut bring back a record of this key?"""
+        return self.unsettled or key_hash in self._may_hold
+
+    def knows(self, key_hash: bytes) -> bool:
+        """Has a put of this key been queued or read, and no later delete been flushed?"""
+        return key_hash in self._may_hold
+
+    def ttl_of(self, key_hash: bytes, generation: int) -> float:
+        """The ttl a power cut certainly brings this generation back with; 0.0 when that is not certain."""
+        if self.unsettled:
+            return 0.0
+        known = self._flushed_ttl.get(key_hash)
+        return known[1] if known is not None and known[0] == generation else 0.0
+
+    def settle_with(self, rows: dict[bytes, tuple[int, float]]) -> None:
+        """The start has read the ledger: `rows` are (generation, ttl) by key hash."""
+        self._may_hold = {key_hash: generation for key_hash, (generation, _) in rows.items()}
+        self._flushed_ttl = dict(rows)
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._flying or ())
+
+    def held(self) -> list[bytes]:
+        """Every key the ledger may hold."""
+        return list(self._may_hold)
+
+    @property
+    def busy(self) -> bool:
+        return self._flying is not None
+
+    # ---- queueing; each returns the number of the flush that will carry it
+
+    def put(self, key_hash: bytes, entry: LedgerLease) -> int:
+        self._may_hold[key_hash] = entry.lease.generation
+        self._queue.append(("put", key_hash, entry))
+        return self.open_number
+
+    def delete(self, key_hash: bytes, generation: int) -> int:
+        self._queue.append(("del", key_hash, generation))
+        return self.open_number
+
+    def end(self, key_hash: bytes) -> int | None:
+        """A lease of this key has ended, or its next one must not be shadowed by an old record: if the ledger may hold the key, its
+        record goes.  Returns the flush to wait for, or None when there is nothing to wait for."""
+        generation = self._may_hold.get(key_hash)
+        if generation is not None:
+            return self.delete(key_hash, generation)
+        return self.settling_number if self.unsettled else None
+
+    def append(self, op: Op) -> int:
+        """Any other operation.  All but "mark" are lost with a failed flush."""
+        self._queue.append(op)
+        return self.open_number
+
+    @property
+    def settling_number(self) -> int:
+        """The flush whose success settles the ledger: the one under way, else the next."""
+        return self.open_number - 1 if self._flying is not None else self.open_number
+
+    # ---- flushing
+
+    def kick(self, now: float, *, force: bool = False) -> None:
+        """Start a flush if one is wanted and none is under way.  Called at the end of each batch and tick."""
+        if self._flying is not None or not (self._queue or self.unsettled or force) or now < self._retry_at:
+            return
+        self._flying, self._queue = self._queue, []
+        self.open_number += 1
+        number = self.open_number - 1
+        flying = self._flying
+        self._writer.write(flying, lambda error: self._done(number, flying, error))
+
+    def _done(self, number: int, ops: list[Op], error: Exception | None) -> None:
+        self._flying = None
+        if error is not None:
+            # What failed may be in the ledger or not.  Deletes and marks go again.  A put does not: whoever waited for it is told null, and
+            # what it may have left is remembered in _may_hold.  Nor does anything else: its owner (the start, the end of a wait) begins anew.
+            self.failures += 1
+            self.last_error = str(error)
+            for op in ops:
+                if op[0] in {"put", "del"}:
+                    self._flushed_ttl.pop(op[1], None)
+            self._queue[:0] = [op for op in ops if op[0] in {"del", "mark"}]
+            self.unsettled = True
+            self._retry_at = math.inf  # until the next tick, which knows the time
+            self._on_failed(number, error)
+            return
+        self.flushes += 1
+        self.unsettled = False
+        self._retry_seconds = FIRST_RETRY_SECONDS
+        for op in ops:
+            if op[0] == "put":
+                lease = op[2].lease
+                known = self._flushed_ttl.get(op[1])
+                if known is None or known[0] != lease.generation or known[1] < lease.ttl:
+                    self._flushed_ttl[op[1]] = (lease.generation, lease.ttl)
+            elif op[0] == "del" and self._may_hold.get(op[1]) == op[2]:
+                del self._may_hold[op[1]]
+                self._flushed_ttl.pop(op[1], None)
+        self._on_flushed(number)
+
+    def tick(self, now: float) -> None:
+        """After a failure, sets when to try again: 0.1 s, doubling to 2 s."""
+        if self._retry_at == math.inf:
+            self._retry_at = now + self._retry_seconds
+            self._retry_seconds = min(MAX_RETRY_SECONDS, self._retry_seconds * 2)
+        self.kick(now)

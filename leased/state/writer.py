@@ -1,0 +1,49 @@
+"""The thread that flushes the ledger.  It takes one list of operations at a time and reports one outcome."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Final
+
+from leased.errors import StoreError
+from leased.state.ledger import Ledger, Op
+
+SWITCH_INTERVAL_SECONDS: Final = 0.0002  # at the default 5 ms the thread waits for a busy loop longer than for the disk
+Done = Callable[[Exception | None], None]
+
+
+class WriterThread:
+    """`notify` carries a call into the loop's thread (trio's run_sync_soon); it is called from this thread.
+
+    A disk that hangs keeps the thread, and nothing else, hanging: `stop` waits at most as long as it is told.
+    """
+
+    def __init__(self, ledger: Ledger, notify: Callable[[Callable[[], None]], None]) -> None:
+        self._ledger = ledger
+        self._notify = notify
+        self._work: SimpleQueue[tuple[list[Op], Done] | None] = SimpleQueue()
+        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self._thread.start()
+
+    def write(self, ops: list[Op], done: Done) -> None:
+        self._work.put((ops, done))
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """True when the thread has ended (so that the ledger may be closed)."""
+        self._work.put(None)
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            ops, done = work
+            error: Exception | None = None
+            try:
+                self._ledger.apply(ops)
+            except Exception as raised:  # whatever it was, the lane must hear of it, or its callers wait for ever
+                error = raised if isinstance(raised, StoreError) else StoreError(f"the ledger's thread failed: {raised!r}")
+            self._notify(lambda done=done, error=error: done(error))  # type: ignore[misc]

@@ -1,0 +1,243 @@
+"""What the lessor does without being asked: sweeping, telling waiters, taking back what could not be flushed, raising the mark.
+
+`tick` does what is due and `next_wake` says when to come again; the daemon's loop is those two.  Outcomes of the ledger arrive in `flushed`
+and `failed`, between ticks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import structlog
+
+from leased import rules
+from leased.gate import Unknown
+from leased.holdings import LAPSED
+from leased.holds import NEVER, Hold
+from leased.lane import Outcome
+from leased.lessor import Lessor
+from leased.start import Start
+from leased.state.records import RecordDamaged, decode_lease, encode_lease
+
+log = structlog.get_logger()
+
+SWEEP_AT_ONCE: Final = 256  # lapses in one transaction: 20,000 that fall together must not keep a renewal waiting for 20 ms
+TOMBS_AT_ONCE: Final = 1024
+TICK_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 0.5  # after a transaction that could not be written
+
+
+class Upkeep:
+    def __init__(self, lessor: Lessor, start: Start) -> None:
+        self.lessor = lessor
+        self.start = start
+        self._last_tick = -math.inf
+        self._sweep_size = SWEEP_AT_ONCE
+        self._again_at = math.inf
+        self._mark_number = 0
+        self._was_recovering = True
+
+    def next_wake(self) -> float:
+        """The CLOCK_BOOTTIME at which `tick` wants to run again: at most a second away."""
+        lessor = self.lessor
+        wakes = [self._last_tick + TICK_SECONDS, self._again_at]
+        for wake in (lessor.index.next_due(), lessor.holds.next_bound(), lessor.queues.next_end()):
+            if wake is not None:
+                wakes.append(wake)
+        return min(wakes)
+
+    def tick(self, judged: float | None = None) -> bool:
+        """Do what is due.  True when there is more of it than one transaction should hold: come back soon, after the sockets."""
+        lessor = self.lessor
+        lessor.now = now = lessor.instant(judged)
+        self._again_at = math.inf
+        more = self._sweep()
+        self._end_waits()
+        self._take_back(lessor.holds.overdue(now.boot), "ledger_slow")
+        for held in lessor.holds.pop_plain_failed(0, now.boot):
+            lessor.counts["unknown"] += 1
+            held.call.answer(held.reply)
+        if now.boot >= self._last_tick + TICK_SECONDS:
+            self._last_tick = now.boot
+            self._each_second()
+        recovering = lessor.gate.recovering(now.boot) or bool(lessor.gate.closed)
+        if self._was_recovering and not recovering:
+            self._serve_lines()
+        self._was_recovering = recovering
+        self.start.tick(now.boot)
+        self._raise_mark()
+        lessor.journal.tick(now.boot)
+        return more
+
+    # ---- lapses
+
+    def _sweep(self) -> bool:
+        lessor = self.lessor
+        due = lessor.index.pop_due(lessor.now.judged, self._sweep_size)
+        if not due:
+            return False
+        if lessor.lane.run(self._lapse, due) is Outcome.COMMITTED:
+            self._sweep_size = SWEEP_AT_ONCE
+        else:  # a full map may still have room for a small transaction; either way it is tried for ever
+            retry_at = lessor.now.boot + (0.0 if self._sweep_size > 1 else RETRY_SECONDS)
+            for key_hash in due:
+                lessor.index.again(key_hash, retry_at)
+            self._sweep_size = max(1, self._sweep_size // 16)
+        return len(due) == self._sweep_size
+
+    def _lapse(self, due: list[bytes]) -> None:
+        lessor = self.lessor
+        transaction = lessor.lane.transaction
+        for key_hash in due:
+            raw = transaction.get(key_hash, db=lessor.leases.leases)
+            if raw is None:
+                continue
+            try:
+                record = decode_lease(raw)
+            except RecordDamaged:
+                lessor.set_aside(key_hash)
+                continue
+            if lessor.now.judged < record.deadline:
+                lessor.lane.after(lessor.index.again, key_hash, record.deadline)
+            else:
+                lessor.end(key_hash, record, LAPSED, "")
+                if lessor.queues:
+                    lessor.pass_on(key_hash)
+        lessor.store_last()
+
+    def _end_waits(self) -> None:
+        """Waits that are over get the refusal that stands now."""
+        lessor = self.lessor
+        for waiter in lessor.queues.ended(lessor.now.boot):
+            if lessor.lane.run(lessor.end_wait, waiter) is not Outcome.COMMITTED:
+                lessor.queues.remove(waiter)
+                lessor.answer_unknown(waiter.call, Unknown("store"))
+
+    def _serve_lines(self) -> None:
+        """The wait after a start is over: whoever queued meanwhile gets what is free."""
+        lessor = self.lessor
+        for key_hash in lessor.queues.waited_for():
+            lessor.lane.run(self._serve_line, key_hash)
+
+    def _serve_line(self, key_hash: bytes) -> None:
+        lessor = self.lessor
+        try:
+            lessor.standing(key_hash)
+        except Unknown:
+            return
+        lessor.store_last()
+
+    # ---- the ledger's outcomes
+
+    def flushed(self, number: int) -> None:
+        """Flush `number` is on disk: what waited for it is true now, if it still is."""
+        lessor = self.lessor
+        lessor.now = lessor.instant()
+        ready = lessor.holds.ready(number)
+        if ready:
+            if lessor.lane.run(self._confirm, ready) is not Outcome.COMMITTED:
+                for key_hash, hold in ready:  # the mark stays; a renewal or the next start clears it
+                    lessor.holds.pop(key_hash)
+                    self._tell_unknown(hold, "store")
+        for held in lessor.holds.pop_plain(number):
+            held.call.answer(held.reply)
+        if self._mark_number and number >= self._mark_number:
+            self._mark_number = 0
+            lessor.generations.raised()
+        self.start.flushed(number)
+        self._raise_mark()  # beside the start's second flush, so that the first grant has a generation
+        self._serve_after_flush()
+        lessor.journal.kick(lessor.now.boot)
+
+    def _confirm(self, ready: list[tuple[bytes, Hold]]) -> None:
+        lessor = self.lessor
+        transaction = lessor.lane.transaction
+        for key_hash, hold in ready:
+            raw = transaction.get(key_hash, db=lessor.leases.leases)
+            record = decode_lease(raw) if raw is not None else None
+            if record is None or record.generation != hold.generation or lessor.now.judged >= record.deadline:
+                lessor.lane.after(self._tell_unknown, hold, "ended")
+            else:
+                flushed = record._replace(unflushed=False, previous_ttl=0.0, previous_deadline=0.0)
+                transaction.put(key_hash, encode_lease(flushed), db=lessor.leases.leases)
+                lessor.lane.after(lessor.confirmed, key_hash, flushed, hold)
+            lessor.lane.after(lessor.holds.pop, key_hash)
+
+    def failed(self, number: int, error: Exception) -> None:
+        """Flush `number` may have happened or not: fresh grants that waited for it are undone, renewals go back."""
+        lessor = self.lessor
+        log.warning("store.flush_failed", error=str(error), failures=lessor.journal.failures)
+        lessor.now = lessor.instant()
+        self._take_back(lessor.holds.ready(number), "store")
+        for held in lessor.holds.pop_plain_failed(number, -math.inf):
+            lessor.counts["unknown"] += 1
+            held.call.answer(held.reply)
+        self.start.failed(number)
+
+    def _take_back(self, holds: list[tuple[bytes, Hold]], reason: str) -> None:
+        for key_hash, hold in holds:
+            if self.lessor.lane.run(self._undo, key_hash, hold) is Outcome.COMMITTED:
+                self.lessor.holds.pop(key_hash)
+                self._tell_unknown(hold, reason)
+            else:  # cannot be undone now: it stays marked, nothing true is said about it, and it is tried again
+                hold.bound = self.lessor.now.boot + RETRY_SECONDS
+                hold.number = NEVER
+
+    def _undo(self, key_hash: bytes, hold: Hold) -> None:
+        lessor = self.lessor
+        raw = lessor.lane.transaction.get(key_hash, db=lessor.leases.leases)
+        record = decode_lease(raw) if raw is not None else None
+        if record is None or record.generation != hold.generation or not record.unflushed:
+            return
+        before = rules.undone(record)
+        if before is None:
+            lessor.undo_grant(key_hash, record)
+            if lessor.queues:
+                lessor.pass_on(key_hash)
+                lessor.store_last()
+        else:
+            lessor.lane.transaction.put(key_hash, encode_lease(before), db=lessor.leases.leases)
+            lessor.lane.after(lessor.index.moved, key_hash, before.deadline)
+            lessor.lane.after(lessor.count, "undone")
+
+    def _tell_unknown(self, hold: Hold, reason: str) -> None:
+        for held in hold.held:
+            self.lessor.answer_unknown(held.call, Unknown(reason))
+
+    def _serve_after_flush(self) -> None:
+        """A waiter whose key could not be granted for want of a generation or of the ledger is looked at again."""
+        lessor = self.lessor
+        if lessor.queues and lessor.journal.failures:
+            self._serve_lines()
+
+    # ---- each second
+
+    def _each_second(self) -> None:
+        lessor = self.lessor
+        boot = lessor.now.boot
+        due = lessor.tombs.take_due(boot, TOMBS_AT_ONCE)
+        healed = [key_hash for key_hash, until in lessor.damaged.items() if until <= boot]
+        outcome = lessor.lane.run(self._write_tick, due, healed)
+        if outcome is not Outcome.COMMITTED:
+            for rid in due:
+                lessor.tombs.add(rid, boot)
+
+    def _write_tick(self, rids: list[bytes], healed: list[bytes]) -> None:
+        lessor = self.lessor
+        transaction = lessor.lane.transaction
+        lessor.leases.put_tick(transaction, lessor.now.boot)
+        for rid in rids:
+            transaction.delete(rid, db=lessor.leases.tombstones)
+        for key_hash in healed:
+            transaction.delete(key_hash, db=lessor.leases.leases)
+            lessor.lane.after(lessor.damaged.pop, key_hash)
+
+    def _raise_mark(self) -> None:
+        lessor = self.lessor
+        if self._mark_number or not self.start.ledger_written:
+            return
+        wanted = lessor.generations.wanted_mark(lessor.now.wall)
+        if wanted:
+            lessor.generations.raising = wanted
+            self._mark_number = lessor.journal.append(("mark", wanted))
