@@ -20,6 +20,7 @@ from leased.client.core import Conversation
 from leased.client.errors import ConnectionGone, DaemonUnreachable, LeasedClientError, OutcomeUnknown, PermissionDenied
 
 _READ_BYTES: Final = 65536  # one read takes any answer
+_SLICE_SECONDS: Final = 1.0  # a signal that comes just before a wait begins does not end it, and is seen only after it
 _BACKLOG_PAUSE_SECONDS: Final = 0.01  # a full accept queue empties within a tick of the daemon
 
 
@@ -145,7 +146,11 @@ class Connection:
                 else:
                     gate = self._gates[msgid] = threading.Lock()
                     gate.acquire()
-            in_time = self._read(deadline) if lead else gate.acquire(timeout=max(0.0, deadline - time.monotonic()))
+            if lead:
+                in_time = self._read(deadline)
+            else:
+                left = max(0.0, deadline - time.monotonic())
+                in_time = gate.acquire(timeout=min(left, _SLICE_SECONDS)) or left > _SLICE_SECONDS
             if not in_time and not self._conversation.answered(msgid):
                 raise OutcomeUnknown(operation, "the daemon did not answer in time")
 
@@ -179,7 +184,12 @@ class Connection:
             poll.register(self._stream, mask)
         except ValueError:  # closed by another thread
             raise OSError(errno.EBADF, "closed") from None
-        return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            if poll.poll(min(left, _SLICE_SECONDS) * 1000):
+                return True
+            if left <= _SLICE_SECONDS:
+                return False
 
     def _pass_on(self) -> None:
         """Wakes one of those who wait, to read on; one that is woken for nothing waits again."""

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from fake_daemon import DROP, SILENCE, Asked, FakeDaemon, FakeTime, Fault, Raw, granted, refused
 
-from leased.client import errors
+from leased import model
+from leased.client import errors, sync
 from leased.client.answers import Grant, Refusal, Unknown
 from leased.client.sync import Client
 from leased.clock import HostClock
@@ -298,6 +299,10 @@ def test_an_interrupt_while_waiting_closes_the_connection(path: Path) -> None:
             client.try_acquire("k", wait=60)
         daemon.wait_until(lambda: daemon.closed == [1])
         assert client.check("k").held is False
+
+
+def test_the_longest_wait_is_the_protocol_s() -> None:
+    assert sync.LONGEST_WAIT_SECONDS == model.MAX_WAIT_SECONDS
 
 
 def test_list_fetches_a_page_when_it_is_needed(path: Path) -> None:
