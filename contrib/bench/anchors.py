@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import ClassVar
 
-from anchor import FEW_ROUNDS, PRELOADED_TTL_SECONDS, Anchor, Run, answers, first_line
+from anchor import FEW_ROUNDS, PRELOADED_TTL_SECONDS, Anchor, Run, ask, first_line
 from host import Places
 
 
@@ -37,7 +37,7 @@ class RedisAlways(Anchor):
         return ["redis-server", "/dev/null", *settings]
 
     def ready(self) -> bool:
-        return answers(self.address, b"PING\r\n", b"+PONG\r\n")
+        return ask(self.address, b"PING\r\n") == b"+PONG\r\n"
 
 
 class RedisEverysec(RedisAlways):
@@ -85,7 +85,7 @@ class Etcd(Anchor):
 
     def ready(self) -> bool:
         request = b"GET /health HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n"
-        return answers(("127.0.0.1", self.port), request, b"HTTP/1.1 200 ")
+        return ask(("127.0.0.1", self.port), request).startswith(b"HTTP/1.1 200 ")
 
     def preload(self, count: int, first: int = 0) -> Run:
         more = ("--count", str(count), "--first", str(first), "--ttl", str(PRELOADED_TTL_SECONDS))

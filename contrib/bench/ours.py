@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from anchor import Anchor, answers, first_line
-from host import TREE, Places
+from anchor import START_SECONDS, Anchor, ask, first_line
+from host import TREE, BenchError, Places
 
 # [0, 1, "info", []] and the head of its answer, [1, 1, nil, ...
 INFO_REQUEST = b"\x94\x00\x01\xa4info\x90"
 INFO_ANSWER = b"\x94\x01\x01\xc0"
+# [0, 1, "lease", [{"key": "bench-probe", "holder": "bench", "ttl_seconds": 1}]] and whether the answer holds "acquired" true or false.
+PROBE_REQUEST = b"\x94\x00\x01\xa5lease\x91\x83\xa3key\xabbench-probe\xa6holder\xa5bench\xabttl_seconds\x01"
+PROBE_DECIDED = re.compile(b"\xa8acquired[\xc2\xc3]")
 
 
 class Leased(Anchor):
@@ -65,8 +70,20 @@ class Leased(Anchor):
     def spawn(self, **options: Any) -> None:
         super().spawn(env=self.environment(), **options)
 
+    def start(self) -> None:
+        super().start()
+        self.await_grants()
+
     def ready(self) -> bool:
-        return answers(self.address, INFO_REQUEST, INFO_ANSWER)
+        return ask(self.address, INFO_REQUEST).startswith(INFO_ANSWER)
+
+    def await_grants(self) -> None:
+        """Returns once the daemon decides: it answers from the first moment, but grants nothing before its first flush is done."""
+        give_up = time.monotonic() + START_SECONDS
+        while not PROBE_DECIDED.search(ask(self.address, PROBE_REQUEST)):
+            if time.monotonic() > give_up:
+                raise BenchError(f"{self.title} grants nothing {START_SECONDS:.0f} s after its start")
+            time.sleep(0.002)
 
 
 class LeasedStrict(Leased):
