@@ -79,7 +79,6 @@ class FenceFile:
 
     def keep(self, fence: str) -> None:
         """Raises OSError."""
-        os.fchmod(self._file, 0o600)
         os.write(self._file, f"{fence}\n".encode())
         os.fsync(self._file)
         os.rename(self._draft, self._path)  # noqa: PTH104

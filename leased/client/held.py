@@ -172,8 +172,6 @@ class HeldLease:
                     not self._ended and self._loss is None and (rest := min(self._renew_at, self._deadline) - self._time.now()) > 0
                 ):
                     self._time.wait(self._change, rest)
-                if self._ended:
-                    return
             if self._judged() is not None:
                 break
             self._renew_once(grant)

@@ -9,13 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 from fake_daemon import DROP, SILENCE, Asked, FakeDaemon, FakeTime, Fault, Raw, granted, refused
 
 from leased import model
-from leased.client import errors, sync
+from leased.client import errors, sync, wire
 from leased.client.answers import Grant, Refusal, Unknown
 from leased.client.sync import Client
+from leased.client.wire import Connection
 from leased.clock import HostClock
 
 FENCE = "9007199254740993"
@@ -62,6 +64,22 @@ def test_a_lost_reply_is_asked_for_again_with_the_same_request_id(path: Path) ->
     assert grant.deadline == 1000 + 5 + 30  # from before the attempt that was answered
 
 
+def test_a_deadline_counts_from_before_the_request_was_sent(path: Path) -> None:
+    host_time = FakeTime()
+
+    def take_long(asked: Asked) -> Any:
+        host_time.advance(7)
+        return granted(asked)
+
+    with FakeDaemon(path, take_long), Client(path, host_time=host_time) as client:
+        grant = client.try_acquire("gpu:0", 30)
+        assert isinstance(grant, Grant)
+        assert grant.deadline == 1030
+        renewed = client.renew(grant)
+        assert isinstance(renewed, Grant)
+        assert renewed.deadline == 1007 + 60
+
+
 def test_two_attempts_of_the_caller_are_two_request_ids(path: Path) -> None:
     with FakeDaemon(path, refused) as daemon, Client(path) as client:
         client.try_acquire("k")
@@ -85,6 +103,7 @@ def test_a_daemon_that_loses_every_reply_is_unknown_within_the_time(path: Path) 
         answer = client.try_acquire("k")
         assert isinstance(answer, Unknown)
         assert 2 <= len(daemon.asked) < 20  # it neither gives up at once nor hammers
+        assert time.monotonic() - started > 0.05
         with pytest.raises(errors.OutcomeUnknown):
             client.check("k")
     assert time.monotonic() - started < 2
@@ -101,6 +120,25 @@ def test_an_unreachable_daemon_is_told_at_once(path: Path) -> None:
     with pytest.raises(errors.DaemonUnreachable, match="path too long"):
         Client("/tmp/" + "x" * 200).check("k")
     assert time.monotonic() - started < 1
+
+
+def test_a_daemon_that_hears_nothing_is_unreachable_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*_: object) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        return ours
+
+    monkeypatch.setattr(sync, "connect", connect)
+    with pytest.raises(errors.DaemonUnreachable):
+        Client("/nowhere", timeout=0.2).check("k")
+
+
+def test_the_reason_a_daemon_gave_before_it_closed_is_heard() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(msgpack.packb((1, 0, "rate_limited: too many connections", None)))
+    theirs.close()
+    with pytest.raises(errors.RateLimited, match="too many connections"):
+        Connection(ours).exchange("check", {"key": "k"}, time.monotonic() + 1)
 
 
 def test_a_daemon_restarted_between_two_calls_is_not_noticed(path: Path) -> None:
@@ -230,10 +268,11 @@ def test_a_thread_that_waits_holds_up_no_other(path: Path) -> None:
     assert isinstance(answers[0], Refusal)
 
 
-def test_many_threads_on_one_connection_each_get_their_own_answer(path: Path) -> None:
+def test_many_threads_on_one_connection_each_get_their_own_answer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon answers in pairs, the later request first, so that threads read each other's answers."""
     kept: list[Asked] = []
     threads, rounds = 8, 25
+    monkeypatch.setattr(wire, "_SLICE_SECONDS", 60.0)  # nobody looks by itself: each must be woken
 
     def script(asked: Asked) -> Any:
         kept.append(asked)
