@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from leased.errors import PeerError
 from leased.model import Identity, Reply, Request
@@ -13,10 +13,14 @@ class Peer(Protocol):
 
     identity: Identity
     closed: bool
+    watch: Any
+    out_bytes: int
 
     def answer(self, call: Call, reply: Reply) -> None: ...
 
     def refuse(self, call: Call, error: PeerError) -> None: ...
+
+    def notify(self, method: str, params: Reply) -> int: ...
 
     def gone(self) -> bool:
         """Has the other end hung up, as far as the kernel knows at this moment?"""

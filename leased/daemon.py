@@ -5,7 +5,6 @@ One trio task waits for the sockets, one for the time.  Both do their work in pl
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 from collections.abc import Callable
@@ -35,8 +34,10 @@ from leased.state.ledger import INITIALISED, Ledger, write_initialised
 from leased.state.recovery import TakenOver, take_over
 from leased.state.writer import WriterThread
 from leased.stop import copy_out
+from leased.switches import Switches
 from leased.upkeep import Upkeep
 from leased.views import Views
+from leased.watch import Watchers
 
 log = structlog.get_logger()
 
@@ -76,7 +77,10 @@ class Daemon:
         )
         self.lessor.reread()
         self.start = Start(self.lessor, taken, config.wait_out_seconds)
-        self.upkeep = Upkeep(self.lessor, self.start)
+        self.switches = Switches(self.lessor, config.limits.max_switches_per_namespace)
+        self.switches.load()
+        self.watchers = Watchers(self.lessor, config.limits.max_watchers_per_uid)
+        self.upkeep = Upkeep(self.lessor, self.start, self.switches)
         policy = Policy(
             by_uid=config.namespaces.uids,
             by_gid=config.namespaces.gids,
@@ -159,6 +163,7 @@ class Daemon:
         self.lessor.decide(batch, judged)
 
     def _hung_up(self, peer: RpcPeer) -> None:
+        self.watchers.hung_up(peer)
         self.lessor.hung_up(peer)
 
     def _flushed(self, number: int) -> None:
@@ -187,6 +192,11 @@ class Daemon:
 
     # ---- the end
 
+    async def _idle_journal(self) -> None:
+        """Until no flush is under way.  Polled: it happens once in a daemon's life."""
+        while self.journal.busy:  # noqa: ASYNC110
+            await trio.sleep(0.002)
+
     async def shut(self) -> bool:
         """Stop deciding, let what is under way finish, copy every live lease into the ledger and mark it clean.
 
@@ -200,10 +210,9 @@ class Daemon:
                 self.upkeep.tick()
                 self.board.flush()
                 await trio.sleep(0.005)
-            if not self.floor_lost and copy_out(self.lessor, self.start):
+            if not self.floor_lost and copy_out(self.lessor, self.start, self.switches):
                 flushes = self.journal.flushes
-                while self.journal.busy:
-                    await trio.sleep(0.002)
+                await self._idle_journal()
                 clean = self.journal.flushes > flushes
         self.board.turn()
         self.board.close_all()

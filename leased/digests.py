@@ -26,6 +26,7 @@ class Digests:
         self._proof = hashlib.blake2b(key=secret, digest_size=PROOF_BYTES, person=b"leased fence")
         self._rid = hashlib.blake2b(key=secret, digest_size=RID_BYTES + 8, person=b"leased rid")
         self._holder = hashlib.blake2b(key=secret, digest_size=PROOF_BYTES, person=b"leased holder")
+        self._scope = hashlib.blake2b(key=secret, digest_size=KEY_HASH_BYTES, person=b"leased scope")
         self._namespaces: dict[str, hashlib.blake2b] = {}
 
     def key_hash(self, namespace: str, key: str) -> bytes:
@@ -51,6 +52,12 @@ class Digests:
         digest.update(request_id)
         both = digest.digest()
         return both[:RID_BYTES], int.from_bytes(both[RID_BYTES:], "big")
+
+    def scope_key(self, namespace: str, scope: str) -> bytes:
+        """The key of a scope's switch in the stores."""
+        digest = _prefixed(self._scope, namespace)
+        digest.update(scope.encode())
+        return digest.digest()
 
     def holder_hash(self, namespace: str, holder: str) -> bytes:
         digest = _prefixed(self._holder, namespace)

@@ -36,7 +36,8 @@ log = structlog.get_logger()
 FENCES_DRAWN_AT_ONCE: Final = 64  # one system call for as many; they wait in memory as bytes nobody has been told
 LAPSED: Final = "lapsed"
 DAMAGED_SECONDS: Final = model.MAX_TTL_SECONDS  # a record that cannot be read may have promised this much
-Watching = Callable[[str, bytes, Lease, str], None]
+Watching = Callable[[str, bytes, Lease, str, str | None], None]
+"""(type, key hash, lease, reason, text of the key): what a watcher is told."""
 
 
 class Holdings:
@@ -59,9 +60,9 @@ class Holdings:
         self.tombs = Tombs()
         self.damaged: dict[bytes, float] = {}
         self.watching: Watching | None = None
-        self.room = 0  # pages, an estimate that only errs downwards; see _has_room
+        self.room = 0  # pages, an estimate that only errs downwards; see has_room
         self.counts: dict[str, int] = dict.fromkeys(
-            ("granted", "renewed", "replayed", "released", "revoked", "lapsed", "refused", "unknown", "undone"), 0
+            ("granted", "renewed", "replayed", "released", "revoked", "lapsed", "switch_missed", "refused", "unknown", "undone"), 0
         )
         self._boot_id = clock.boot_id()
         self._fences = b""
@@ -113,7 +114,7 @@ class Holdings:
                 f"{self.limits.max_spent_request_ids} request ids of ended leases are remembered, the limit (limits.max_spent_request_ids): "
                 "ask for a shorter ttl_seconds, or without request_id",
             )
-        if not self._has_room():
+        if not self.has_room():
             raise Unknown("full")
         generation = self.generations.peek(self.now.wall)
         if generation is None:
@@ -200,7 +201,7 @@ class Holdings:
             self.holds.add(key_hash, lease.generation, number, bound(self.now.boot, lease.ttl), Held(call, reply))
             return
         if self.watching is not None:
-            self.watching("granted", key_hash, lease, "")
+            self.watching("granted", key_hash, lease, "", key)
         call.answer(reply)
 
     def _after_renewal(self, call: Call, key_hash: bytes, lease: Lease, reply: Reply, put: bool) -> None:
@@ -211,7 +212,7 @@ class Holdings:
             self.holds.add(key_hash, lease.generation, number, bound(self.now.boot, lease.ttl), Held(call, reply))
             return
         if self.watching is not None:
-            self.watching("renewed", key_hash, lease, "")
+            self.watching("renewed", key_hash, lease, "", self.index.texts.get(key_hash))
         call.answer(reply)
 
     def _replay(self, call: Call, key_hash: bytes, lease: Lease, reply: Reply) -> None:
@@ -224,7 +225,7 @@ class Holdings:
     def confirmed(self, key_hash: bytes, lease: Lease, hold: Hold) -> None:
         """The ledger has what a power cut needs: the answers that were held leave."""
         if self.watching is not None:
-            self.watching("renewed" if lease.presented else "granted", key_hash, lease, "")
+            self.watching("renewed" if lease.presented else "granted", key_hash, lease, "", self.index.texts.get(key_hash))
         for held in hold.held:
             held.call.answer(held.reply)
 
@@ -240,6 +241,7 @@ class Holdings:
 
     def _ended(self, key_hash: bytes, lease: Lease, change: str, reason: str, spent_until: float) -> None:
         self.counts[change] += 1
+        text = self.index.texts.get(key_hash)
         self.index.ended(key_hash, lease)
         if spent_until:
             self.tombs.add(lease.rid, spent_until)
@@ -250,7 +252,7 @@ class Holdings:
             for held in hold.held:
                 self.answer_unknown(held.call, Unknown("ended"))
         if self.watching is not None:
-            self.watching(change, key_hash, lease, reason)
+            self.watching(change, key_hash, lease, reason, text)
 
     def answer_unknown(self, call: Call, unknown: Unknown) -> None:
         self.counts["unknown"] += 1
@@ -279,7 +281,7 @@ class Holdings:
     def leases_meta(self, meta: LeasesMeta) -> None:
         self.leases.put_meta(self.lane.transaction, meta)
 
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
         """Each grant may use up a page before the estimate is made anew; RESERVED_PAGES stay for releases and lapses."""
         self.room -= 1
         if self.room <= 0:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from leased.lessor import Lessor
 from leased.start import Start
 from leased.state.ledger import LedgerLease
+from leased.switches import Switches
 
 
-def copy_out(lessor: Lessor, start: Start) -> bool:
+def copy_out(lessor: Lessor, start: Start, switches: Switches) -> bool:
     """Queue and start the one flush that copies every live lease and marks the ledger clean.
 
     False when it must not be marked: while the daemon waits out what may have been forgotten, before its start was written, or while
@@ -27,6 +28,7 @@ def copy_out(lessor: Lessor, start: Start) -> bool:
             if lease.deadline > now.boot:
                 live.add(key_hash)
                 journal.put(key_hash, LedgerLease(lease, lease.deadline - now.boot))
+    switches.each_second()
     for key_hash in journal.held():
         if key_hash not in live:
             journal.end(key_hash)

@@ -19,6 +19,7 @@ from leased.lane import Outcome
 from leased.lessor import Lessor
 from leased.start import Start
 from leased.state.records import RecordDamaged, decode_lease, encode_lease
+from leased.switches import Switches
 
 log = structlog.get_logger()
 
@@ -29,8 +30,9 @@ RETRY_SECONDS: Final = 0.5  # after a transaction that could not be written
 
 
 class Upkeep:
-    def __init__(self, lessor: Lessor, start: Start) -> None:
+    def __init__(self, lessor: Lessor, start: Start, switches: Switches) -> None:
         self.lessor = lessor
+        self.switches = switches
         self.start = start
         self._last_tick = -math.inf
         self._sweep_size = SWEEP_AT_ONCE
@@ -42,7 +44,7 @@ class Upkeep:
         """The CLOCK_BOOTTIME at which `tick` wants to run again: at most a second away."""
         lessor = self.lessor
         wakes = [self._last_tick + TICK_SECONDS, self._again_at]
-        for wake in (lessor.index.next_due(), lessor.holds.next_bound(), lessor.queues.next_end()):
+        for wake in (lessor.index.next_due(), lessor.holds.next_bound(), lessor.queues.next_end(), self.switches.next_due()):
             if wake is not None:
                 wakes.append(wake)
         return min(wakes)
@@ -53,6 +55,7 @@ class Upkeep:
         lessor.now = now = lessor.instant(judged)
         self._again_at = math.inf
         more = self._sweep()
+        self.switches.fall()
         self._end_waits()
         self._take_back(lessor.holds.overdue(now.boot), "ledger_slow")
         for held in lessor.holds.pop_plain_failed(0, now.boot):
@@ -135,11 +138,10 @@ class Upkeep:
         lessor = self.lessor
         lessor.now = lessor.instant()
         ready = lessor.holds.ready(number)
-        if ready:
-            if lessor.lane.run(self._confirm, ready) is not Outcome.COMMITTED:
-                for key_hash, hold in ready:  # the mark stays; a renewal or the next start clears it
-                    lessor.holds.pop(key_hash)
-                    self._tell_unknown(hold, "store")
+        if ready and lessor.lane.run(self._confirm, ready) is not Outcome.COMMITTED:
+            for key_hash, hold in ready:  # the mark stays; a renewal or the next start clears it
+                lessor.holds.pop(key_hash)
+                self._tell_unknown(hold, "store")
         for held in lessor.holds.pop_plain(number):
             held.call.answer(held.reply)
         if self._mark_number and number >= self._mark_number:
@@ -216,6 +218,8 @@ class Upkeep:
     def _each_second(self) -> None:
         lessor = self.lessor
         boot = lessor.now.boot
+        if self.start.ledger_written:
+            self.switches.each_second()
         due = lessor.tombs.take_due(boot, TOMBS_AT_ONCE)
         healed = [key_hash for key_hash, until in lessor.damaged.items() if until <= boot]
         outcome = lessor.lane.run(self._write_tick, due, healed)

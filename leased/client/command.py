@@ -54,7 +54,7 @@ an argument.
 exit codes: 0 yes; 1 no (free, not released); 64 wrong usage; 69 no daemon, or nobody can tell; 70 internal; 75 refused;
 77 not permitted; 79 the lease is lost; 130 interrupted.
 
-  eval "$(lease acquire gpu:0 --ttl 5m --format env)" && train; lease release gpu:0"""
+  eval "$(lease acquire gpu:0 --ttl 5m --format env)" && { train; lease release gpu:0; }"""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -219,7 +219,7 @@ VERBS: Final = {
         ),
         (1, 1),
         (
-            'eval "$(lease acquire gpu:0 --ttl 5m --format env)" && train; lease release gpu:0',
+            'eval "$(lease acquire gpu:0 --ttl 5m --format env)" && { train; lease release gpu:0; }',
             "lease acquire backup --wait 30s --fence-out ~/.backup.fence && lease release backup --fence-file ~/.backup.fence",
         ),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from leased import frames
 from leased.calls import Call
@@ -38,7 +38,7 @@ class RpcPeer:
         self.scheduled = False
         self.undelivered: list[tuple[bytes, int]] = []
         self.bound: dict[bytes, int] = {}
-        self.watch: object | None = None
+        self.watch: Any = None
         self.probe = probe
         self._schedule = schedule
         self._frames = frames.Requests()

@@ -190,6 +190,8 @@ class Switchboard:
             peer.out_bytes = 0
             if peer.undelivered:
                 peer.undelivered = []
+            if peer.watch is not None:
+                peer.watch.drained()
         if peer.ending:
             self.close(line)
         elif line.mask & _OUT:

@@ -99,7 +99,7 @@ class Journal:
         return self.settling_number if self.unsettled else None
 
     def append(self, op: Op) -> int:
-        """Any other operation.  All but "mark" are lost with a failed flush."""
+        """Any other operation.  All but "mark" and "switch" are lost with a failed flush."""
         self._queue.append(op)
         return self.open_number
 
@@ -130,7 +130,7 @@ class Journal:
             for op in ops:
                 if op[0] in {"put", "del"}:
                     self._flushed_ttl.pop(op[1], None)
-            self._queue[:0] = [op for op in ops if op[0] in {"del", "mark"}]
+            self._queue[:0] = [op for op in ops if op[0] in {"del", "mark", "switch"}]
             self.unsettled = True
             self._retry_at = math.inf  # until the next tick, which knows the time
             self._on_failed(number, error)

@@ -57,7 +57,7 @@ class LedgerLease(NamedTuple):
 
 Op = tuple[Any, ...]
 """("put", key_hash, LedgerLease) · ("del", key_hash, generation) · ("mark", generation) · ("meta", {field: value}) ·
-("new", LedgerMeta) · ("uncopy", wait_out)"""
+("new", LedgerMeta) · ("uncopy", wait_out) · ("switch", key, record or None)"""
 
 
 class Ledger:
@@ -164,6 +164,12 @@ class Ledger:
         if generation > fields["mark"]:
             self._meta(transaction, {"mark": generation})
 
+    def _switch(self, transaction: Any, key: bytes, record: bytes | None) -> None:
+        if record is None:
+            transaction.delete(key, db=self.switches)
+        else:
+            transaction.put(key, record, db=self.switches)
+
     def _new(self, transaction: Any, meta: LedgerMeta) -> None:
         if transaction.get(b"meta", db=self.meta) is None:
             transaction.put(b"meta", seal(META_VERSION, json.dumps(meta._asdict()).encode()), db=self.meta)
@@ -186,6 +192,7 @@ _APPLY: Final[dict[str, Callable[..., None]]] = {
     "meta": Ledger._meta,
     "new": Ledger._new,
     "uncopy": Ledger._uncopy,
+    "switch": Ledger._switch,
 }
 
 

@@ -23,6 +23,7 @@ from leased.model import MAX_TTL_SECONDS, Lease
 from leased.state.leases import Leases, LeasesMeta, Start
 from leased.state.ledger import INITIALISED, NOT_A_COPY, Ledger, LedgerLease, LedgerMeta, Op
 from leased.state.records import RecordDamaged, encode_lease
+from leased.state.switch_records import decode_switch, encode_switch
 
 NEVER_STARTED: Final = Start(0, "")
 
@@ -59,7 +60,7 @@ def take_over(leases: Leases, ledger: Ledger, *, wait_out: float, boot: float, b
     waiting = found.no_grant_before > boot
     in_force = found.wait_out if waiting else wait_out
     meta = found.meta._replace(boot_id=boot_id, wait_out=found.wait_out, no_grant_before=found.no_grant_before if waiting else 0.0)
-    last = _store(leases, found, meta, boot, theirs)
+    last = _store(leases, ledger, found, meta, boot, theirs)
     first = _missing(leases, entries, in_force, boot)
     if theirs is None:
         base = LedgerMeta(meta.install_id, meta.secret, last, meta.incarnation, boot_id, meta.start, found.wait_out)
@@ -193,7 +194,7 @@ def _copied(entry: LedgerLease, same_boot: bool, boot: float) -> Lease | None:
     return lease if lease.deadline > boot else None
 
 
-def _store(leases: Leases, found: _Found, meta: LeasesMeta, boot: float, theirs: LedgerMeta | None) -> int:
+def _store(leases: Leases, ledger: Ledger, found: _Found, meta: LeasesMeta, boot: float, theirs: LedgerMeta | None) -> int:
     """The one transaction that takes `leases` over.  Returns the last generation handed out, as far as is known."""
     try:
         last = leases.read_last()
@@ -208,9 +209,24 @@ def _store(leases: Leases, found: _Found, meta: LeasesMeta, boot: float, theirs:
             for key_hash, lease in found.rows.items():
                 transaction.put(key_hash, encode_lease(lease), db=leases.leases)
             leases.put_last(transaction, last)
+            with ledger.environment.begin() as reading:
+                for key, record in reading.cursor(db=ledger.switches):
+                    transaction.put(
+                        bytes(key),
+                        _of_another_boot(bytes(record)) if theirs and theirs.restored else bytes(record),
+                        db=leases.switches,
+                    )
         leases.put_meta(transaction, meta)
         leases.put_tick(transaction, boot)
     return last
+
+
+def _of_another_boot(record: bytes) -> bytes:
+    """A switch from a backup: whatever boot it was armed in, it gets its whole time again."""
+    try:
+        return encode_switch(decode_switch(record)._replace(boot_id=""))
+    except RecordDamaged:
+        return record
 
 
 def _missing(leases: Leases, entries: dict[bytes, LedgerLease], wait_out: float, boot: float) -> list[Op]:
