@@ -7,7 +7,7 @@ with such a `VERBS`; `command.py` knows which verb is where.
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from leased.client import wording
 from leased.client.answers import Grant, Refusal
@@ -27,7 +27,9 @@ from leased.client.shell import (
     Verb,
     default_holder,
 )
-from leased.client.sync import DEFAULT_TIMEOUT_SECONDS, Client
+
+if TYPE_CHECKING:
+    from leased.client.sync import Client
 
 _FENCE_FILE: Final = Option("--fence-file", "FILE", "read the fence from FILE, '-' for standard input (default: $LEASE_FENCE)")
 _HOLDER: Final = Option("--holder", "LABEL", "who asks (default: $LEASE_HOLDER, else USER@HOST:PID of the calling shell)")
@@ -35,13 +37,17 @@ _HOLDER: Final = Option("--holder", "LABEL", "who asks (default: $LEASE_HOLDER, 
 
 def client_of(arguments: Arguments) -> Client:
     """The client all verbs ask through.  LEASED_AGENT_KEY is a secret, so the environment is the only way to give it."""
+    from leased.client.sync import Client  # not before: a help page needs neither sockets nor threads
+
     timeout = arguments.seconds("--timeout")
-    return Client(
+    client = Client(
         arguments.text("--socket"),
         arguments.text("--holder") or default_holder(),
-        DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout,
         agent_key=os.environ.get("LEASED_AGENT_KEY") or None,
     )
+    if timeout is not None:
+        client.timeout = timeout
+    return client
 
 
 def acquire(arguments: Arguments, out: Output) -> int:
