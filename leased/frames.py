@@ -12,7 +12,7 @@
 * Most reads are exactly one flat request.  It is decoded in one call, and its bytes prove what the strict decoder would have
   proved (`_flat`).  Whatever is not as plain as that is decoded again with every rule in place (`_strict`).
 * Damage is for ever: after a bad byte nobody knows where the next message begins.  The good messages before it are handed out
-  first, then `FrameError` is raised, now and at every later call.
+  first, then `take` raises `FrameError`, now and at every later call.
 
 The names and bounds of parameters are not decided here: NaN, a bool for a number, or a bin for a string pass.
 """
@@ -226,14 +226,19 @@ class _Stream(Generic[_M]):
         self.unfinished = False
 
     def feed(self, chunk: bytes) -> None:
-        """Add what one read returned.  Raises FrameError after damage, and too_large when complete messages pile up untaken."""
+        """Add what one read returned.  Never raises: only `take` does, so there is one place to end a connection.
+
+        After damage the bytes are dropped.  A caller who reads on while complete messages wait untaken loses them, and this peer.
+        """
         if self._damage is not None:
-            self._refuse(self._damage)
+            return
         if not self.pending:
             self._raw = chunk
         else:
             if self.pending > self._limit:
-                self._refuse(FrameError("too_large", f"more than {self._limit} bytes of messages wait"))
+                self._damage = FrameError("too_large", f"more than {self._limit} bytes of messages wait")
+                self._raw, self._scanner = b"", None
+                return
             if self._start or type(self._raw) is bytes:
                 self._raw = bytearray(self._raw[self._start :])
                 self._base += self._start
