@@ -14,6 +14,9 @@ class Peer(Protocol):
     identity: Identity
     closed: bool
     watch: Any
+    process: Any
+    bound: dict[bytes, int]
+    undelivered: list[tuple[bytes, int]]
     out_bytes: int
 
     def answer(self, call: Call, reply: Reply) -> None: ...
@@ -21,6 +24,10 @@ class Peer(Protocol):
     def refuse(self, call: Call, error: PeerError) -> None: ...
 
     def notify(self, method: str, params: Reply) -> int: ...
+
+    def pidfd(self) -> int:
+        """A new descriptor of the process that opened this connection.  Raises OSError where the kernel gives none."""
+        ...
 
     def gone(self) -> bool:
         """Has the other end hung up, as far as the kernel knows at this moment?"""

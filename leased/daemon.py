@@ -15,6 +15,7 @@ import lmdb
 import structlog
 import trio
 
+from leased.binds import Binds, is_bind
 from leased.calls import Call
 from leased.clock import Clock, HostClock
 from leased.config import Config
@@ -35,6 +36,7 @@ from leased.state.recovery import TakenOver, take_over
 from leased.state.writer import WriterThread
 from leased.stop import copy_out
 from leased.switches import Switches
+from leased.systemd import Notifier, inherited
 from leased.upkeep import Upkeep
 from leased.views import Views
 from leased.watch import Watchers
@@ -54,7 +56,14 @@ class Daemon:
     """All parts of one running daemon.  Made by `open_daemon`; `serve` runs it until `stop` is called or the floor is lost."""
 
     def __init__(
-        self, config: Config, clock: Clock, locks: list[DirectoryLock], leases: Leases, ledger: Ledger, taken: TakenOver
+        self,
+        config: Config,
+        clock: Clock,
+        locks: list[DirectoryLock],
+        leases: Leases,
+        ledger: Ledger,
+        taken: TakenOver,
+        notifier: Notifier,
     ) -> None:
         self.config = config
         self.clock = clock
@@ -80,7 +89,6 @@ class Daemon:
         self.switches = Switches(self.lessor, config.limits.max_switches_per_namespace)
         self.switches.load()
         self.watchers = Watchers(self.lessor, config.limits.max_watchers_per_uid)
-        self.upkeep = Upkeep(self.lessor, self.start, self.switches)
         policy = Policy(
             by_uid=config.namespaces.uids,
             by_gid=config.namespaces.gids,
@@ -88,6 +96,8 @@ class Daemon:
             operator_group=config.operator_group,
         )
         self.board = Switchboard(policy, config.limits, self._decide, self._hung_up)
+        self.binds = Binds(self.lessor, self.board.readable, self.board.forget, notifier or None)
+        self.upkeep = Upkeep(self.lessor, self.start, self.switches, self.binds)
         self.views = Views(self.lessor, self.start, config, taken.meta.install_id, lambda: len(self.board))
         self._seen = clock.now().boot
         self._wake = self._seen
@@ -95,6 +105,7 @@ class Daemon:
         self._stopping = trio.Event()
         self._checked_floor = 0.0
         self.floor_lost = False
+        self._shutting = False  # connections we close end no lease
 
     # ---- serving
 
@@ -164,6 +175,8 @@ class Daemon:
 
     def _hung_up(self, peer: RpcPeer) -> None:
         self.watchers.hung_up(peer)
+        if not self._shutting:
+            self.binds.hung_up(peer)
         self.lessor.hung_up(peer)
 
     def _flushed(self, number: int) -> None:
@@ -215,6 +228,7 @@ class Daemon:
                 await self._idle_journal()
                 clean = self.journal.flushes > flushes
         self.board.turn()
+        self._shutting = True
         self.board.close_all()
         if self.writer.stop(0.5):
             self.ledger.close()
@@ -225,7 +239,7 @@ class Daemon:
         return clean
 
 
-def open_daemon(config: Config, clock: Clock | None = None) -> Daemon:
+def open_daemon(config: Config, notifier: Notifier, clock: Clock | None = None) -> Daemon:
     """Lock, open, take over.  Inside a trio run.  Raises StateLocked, StateRefused, StoreError or ConfigError: nothing is left open
     that a process about to exit would have to close."""
     clock = clock or HostClock()
@@ -240,7 +254,7 @@ def open_daemon(config: Config, clock: Clock | None = None) -> Daemon:
     log.info("daemon.starting", story=taken.story, recovering=taken.waiting, leases=len(taken.known))
     if taken.waiting:
         log.warning("daemon.recovering", seconds=round(taken.meta.no_grant_before - clock.now().boot, 3))
-    return Daemon(config, clock, locks, leases, ledger, taken)
+    return Daemon(config, clock, locks, leases, ledger, taken, notifier)
 
 
 def _open_leases(config: Config) -> Leases:
@@ -256,10 +270,22 @@ def _open_leases(config: Config) -> Leases:
 
 async def run(config: Config, *, ready: Callable[[Path], None] | None = None) -> int:
     """The whole life of a daemon process.  Returns the exit code."""
-    daemon = open_daemon(config)
-    gid = None if config.socket_group is None else group_id(config.socket_group, "socket_group")
-    listener = bind_unix(config.socket, config.socket_mode, gid)
-    inode = config.socket.stat().st_ino
+    given = inherited()
+    notifier = Notifier()
+    daemon = open_daemon(config, notifier)
+    listeners = [socket.socket(fileno=each.descriptor) for each in given if not is_bind(each.name)]
+    daemon.binds.restored({each.name: each.descriptor for each in given if is_bind(each.name)})
+    bound = None
+    if not listeners:
+        gid = None if config.socket_group is None else group_id(config.socket_group, "socket_group")
+        listeners = [bind_unix(config.socket, config.socket_mode, gid)]
+        bound = config.socket.stat().st_ino
+
+    def say_ready() -> None:
+        notifier.ready(daemon.taken.story)
+        if ready is not None:
+            ready(config.socket)
+
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
 
@@ -269,10 +295,11 @@ async def run(config: Config, *, ready: Callable[[Path], None] | None = None) ->
                     daemon.stop()
 
             nursery.start_soon(wait_for_signal)
-            await daemon.serve([listener], lambda: ready(config.socket) if ready is not None else None)
+            await daemon.serve(listeners, say_ready)
             nursery.cancel_scope.cancel()
+    notifier.stopping()
     try:
-        if config.socket.stat().st_ino == inode:
+        if bound is not None and config.socket.stat().st_ino == bound:
             config.socket.unlink()
     except OSError:
         pass

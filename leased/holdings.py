@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
 from leased import model, rules
-from leased.calls import Call
+from leased.calls import Call, Peer
 from leased.clock import Clock
 from leased.config_keys import Limits
 from leased.digests import Digests
@@ -40,6 +40,16 @@ Watching = Callable[[str, bytes, Lease, str, str | None], None]
 """(type, key hash, lease, reason, text of the key): what a watcher is told."""
 
 
+class Binding(Protocol):
+    """Told of leases with a bind, after the commit: see binds.py."""
+
+    def prove(self, peer: Peer) -> object: ...
+
+    def bound(self, key_hash: bytes, lease: Lease, peer: Peer) -> None: ...
+
+    def ended(self, key_hash: bytes) -> None: ...
+
+
 class Holdings:
     """The leases of one daemon and everything remembered beside them."""
 
@@ -60,6 +70,7 @@ class Holdings:
         self.tombs = Tombs()
         self.damaged: dict[bytes, float] = {}
         self.watching: Watching | None = None
+        self.binding: Binding | None = None
         self.room = 0  # pages, an estimate that only errs downwards; see has_room
         self.counts: dict[str, int] = dict.fromkeys(
             ("granted", "renewed", "replayed", "released", "revoked", "lapsed", "switch_missed", "refused", "unknown", "undone"), 0
@@ -93,6 +104,23 @@ class Holdings:
             return record
         self.end(key_hash, record, LAPSED, "")
         return self.pass_on(key_hash) if self.queues else None
+
+    def record(self, key_hash: bytes) -> Lease | None:
+        """The live lease of a key, looked at and nothing more; None too for a record that cannot be read."""
+        raw = self.lane.transaction.get(key_hash, db=self.leases.leases)
+        try:
+            record = decode_lease(raw) if raw is not None else None
+        except RecordDamaged:
+            self.set_aside(key_hash)
+            return None
+        return record if record is not None and self.now.judged < record.deadline else None
+
+    def is_live(self, key_hash: bytes, generation: int) -> bool:
+        """Outside a transaction: is the lease of exactly this generation live?"""
+        with self.leases.environment.begin() as transaction:
+            raw = transaction.get(key_hash, db=self.leases.leases)
+            record = decode_lease(bytes(raw)) if raw is not None else None
+        return record is not None and record.generation == generation and self.clock.now().boot < record.deadline
 
     def set_aside(self, key_hash: bytes) -> None:
         if key_hash not in self.damaged:
@@ -192,6 +220,8 @@ class Holdings:
     def _granted(self, call: Call, key_hash: bytes, lease: Lease, key: str, reply: Reply) -> None:
         self.counts["granted"] += 1
         self.index.granted(key_hash, lease, key)
+        if lease.bind and self.binding is not None:
+            self.binding.bound(key_hash, lease, call.peer)
         if lease.unflushed:
             if lease.ttl > self.gate.wait_out:
                 number: int | None = self.journal.put(key_hash, LedgerLease(lease))
@@ -207,6 +237,8 @@ class Holdings:
     def _after_renewal(self, call: Call, key_hash: bytes, lease: Lease, reply: Reply, put: bool) -> None:
         self.counts["renewed"] += 1
         self.index.moved(key_hash, lease.deadline)
+        if lease.bind and self.binding is not None:
+            self.binding.bound(key_hash, lease, call.peer)
         number = self.journal.put(key_hash, LedgerLease(lease)) if put else None
         if lease.unflushed:
             self.holds.add(key_hash, lease.generation, number, bound(self.now.boot, lease.ttl), Held(call, reply))
@@ -217,6 +249,8 @@ class Holdings:
 
     def _replay(self, call: Call, key_hash: bytes, lease: Lease, reply: Reply) -> None:
         self.counts["replayed"] += 1
+        if lease.bind and self.binding is not None:
+            self.binding.bound(key_hash, lease, call.peer)
         if lease.unflushed:
             self.holds.add(key_hash, lease.generation, None, bound(self.now.boot, lease.ttl), Held(call, reply))
         else:
@@ -237,12 +271,16 @@ class Holdings:
     def _undone(self, key_hash: bytes, lease: Lease) -> None:
         self.counts["undone"] += 1
         self.index.ended(key_hash, lease)
+        if lease.bind and self.binding is not None:
+            self.binding.ended(key_hash)
         self.journal.end(key_hash)
 
     def _ended(self, key_hash: bytes, lease: Lease, change: str, reason: str, spent_until: float) -> None:
         self.counts[change] += 1
         text = self.index.texts.get(key_hash)
         self.index.ended(key_hash, lease)
+        if lease.bind and self.binding is not None:
+            self.binding.ended(key_hash)
         if spent_until:
             self.tombs.add(lease.rid, spent_until)
         if self.journal.knows(key_hash):

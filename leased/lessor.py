@@ -98,6 +98,8 @@ class Lessor(Holdings):
         else:
             ask = self._ask(namespace, key_hash, record, request)
         if record is None and not ask.spent:
+            if request.bind == model.BIND_PROCESS and self.binding is not None:
+                self.binding.prove(call.peer)
             try:
                 self.gate.admit_unknown_key(self.now.boot)
                 self.grant(call, request, ask, key_hash)
@@ -200,6 +202,8 @@ class Lessor(Holdings):
                 self.lane.after(self._supersede, older, None)
             self.lane.after(self.refuse, call, refusal)
             return
+        if request.bind == model.BIND_PROCESS and self.binding is not None:
+            self.binding.prove(call.peer)
         waiter = Waiter(call, request, ask, key_hash, self.now.boot + request.wait)
         if older is not None:
             self.lane.after(self._supersede, older, waiter)

@@ -20,6 +20,7 @@ OVERFLOW_ID: Final = 65534  # every unmapped user of a user namespace looks like
 NOBODY_KNOWN: Final = ""  # the namespace of a peer that must bring an agent key
 _CREDENTIALS: Final = struct.Struct("3i")
 _SO_PEERGROUPS: Final = 59
+_SO_PEERPIDFD: Final = 77
 _MAX_GROUPS: Final = 65536  # NGROUPS_MAX of the kernel
 
 
@@ -52,6 +53,11 @@ class Policy:
                     return self._by_gid[each]
             return f"uid:{uid}" if self._per_uid else SHARED
         return NOBODY_KNOWN if self._per_uid else SHARED
+
+
+def peer_pidfd(connection: socket.socket) -> int:
+    """A pidfd of the process that called connect(), close-on-exec.  Raises OSError: ENOPROTOOPT before Linux 6.5, EMFILE without room."""
+    return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
 
 
 def peer_groups(connection: socket.socket) -> frozenset[int]:

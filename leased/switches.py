@@ -19,7 +19,7 @@ from leased.gate import Unknown
 from leased.lane import Outcome
 from leased.lessor import Lessor
 from leased.model import Reply
-from leased.state.records import RecordDamaged, decode_lease
+from leased.state.records import RecordDamaged
 from leased.state.switch_records import MAX_TOLD, Switch, decode_switch, encode_switch
 
 log = structlog.get_logger()
@@ -37,6 +37,7 @@ class Switches:
         self._all: dict[bytes, Switch] = {}
         self._due: list[tuple[float, bytes]] = []
         self._spaces: dict[str, int] = {}
+        self._texts: dict[bytes, dict[bytes, str]] = {}  # of the keys the last miss released
         self._unwritten: dict[bytes, Switch | None] = {}
         lessor.operations[model.HeartbeatRequest] = self.heartbeat
         lessor.operations[model.ResumeRequest] = self.resume
@@ -117,19 +118,16 @@ class Switches:
         namespace = call.peer.identity.namespace
         entries: list[Reply] = []
         for key_hash in lessor.index.of_scope(namespace, request.scope)[:MAX_TOLD]:
-            raw = lessor.lane.transaction.get(key_hash, db=lessor.leases.leases)
-            try:
-                record = decode_lease(raw) if raw is not None else None
-            except RecordDamaged:
-                continue
-            if record is not None and rules.live(record, lessor.now):
+            record = lessor.record(key_hash)
+            if record is not None:
                 entries.append(rules.listed(record, lessor.index.texts.get(key_hash), key_hash, lessor.now))
-        switch = self._all.get(lessor.digests.scope_key(namespace, request.scope))
+        key = lessor.digests.scope_key(namespace, request.scope)
+        switch = self._all.get(key)
         told: Reply | None = None
         if switch is not None:
             told = self._told(switch)
             del told["scope"]
-            texts = lessor.index.texts
+            texts = self._texts.get(key, {})
             told["released"] = [
                 {"key": texts.get(key_hash), "key_hash": key_hash.hex(), "generation": generation}
                 for key_hash, generation in switch.released
@@ -164,14 +162,13 @@ class Switches:
         lessor = self._lessor
         switch = self._all[key]
         released: list[tuple[bytes, int]] = []
+        texts: dict[bytes, str] = {}
         for key_hash in lessor.index.of_scope(switch.namespace, switch.scope):
-            raw = lessor.lane.transaction.get(key_hash, db=lessor.leases.leases)
-            try:
-                record = decode_lease(raw) if raw is not None else None
-            except RecordDamaged:
+            record = lessor.record(key_hash)
+            if record is None or record.scope != switch.scope:
                 continue
-            if record is None or record.scope != switch.scope or not rules.live(record, lessor.now):
-                continue
+            if (text := lessor.index.texts.get(key_hash)) is not None and len(released) < MAX_TOLD:
+                texts[key_hash] = text
             released.append((key_hash, record.generation))
             lessor.end(key_hash, record, SWITCH_MISSED, "switch")
             if lessor.queues:
@@ -183,6 +180,7 @@ class Switches:
                 armed=False, due=0.0, missed_wall=lessor.now.wall, released=tuple(released[:MAX_TOLD]), released_count=len(released)
             ),
         )
+        lessor.lane.after(self._texts.__setitem__, key, texts)
         lessor.lane.after(_say_missed, key, len(released))
 
     # ---- the stores
@@ -207,6 +205,7 @@ class Switches:
 
     def _forget(self, key: bytes) -> None:
         switch = self._all.pop(key, None)
+        self._texts.pop(key, None)
         if switch is not None:
             self._spaces[switch.namespace] -= 1
             self._unwritten[key] = None

@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 
 from leased import rules
+from leased.binds import Binds
 from leased.gate import Unknown
 from leased.holdings import LAPSED
 from leased.holds import NEVER, Hold
@@ -30,7 +31,8 @@ RETRY_SECONDS: Final = 0.5  # after a transaction that could not be written
 
 
 class Upkeep:
-    def __init__(self, lessor: Lessor, start: Start, switches: Switches) -> None:
+    def __init__(self, lessor: Lessor, start: Start, switches: Switches, binds: Binds) -> None:
+        self.binds = binds
         self.lessor = lessor
         self.switches = switches
         self.start = start
@@ -56,6 +58,7 @@ class Upkeep:
         self._again_at = math.inf
         more = self._sweep()
         self.switches.fall()
+        self.binds.retry()
         self._end_waits()
         self._take_back(lessor.holds.overdue(now.boot), "ledger_slow")
         for held in lessor.holds.pop_plain_failed(0, now.boot):

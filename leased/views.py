@@ -19,7 +19,6 @@ from leased.holds import MAX_HOLD_SECONDS, Held
 from leased.lessor import Lessor
 from leased.model import Identity, Reply
 from leased.start import Start
-from leased.state.records import RecordDamaged, decode_lease
 from leased.version import VERSION
 
 log = structlog.get_logger()
@@ -59,8 +58,8 @@ class Views:
                 break
             after = generation
             scanned += 1
-            record = self._record(key_hash)
-            if record is None or record.generation != generation or not rules.live(record, lessor.now):
+            record = lessor.record(key_hash)
+            if record is None or record.generation != generation:
                 continue
             if request.holder not in {None, record.holder} or (request.all and request.scope not in {None, record.scope}):
                 continue
@@ -166,14 +165,6 @@ class Views:
         lessor = self._lessor
         gate = lessor.gate
         return gate.shut or gate.closed or lessor.lane.broken or ("recovering" if gate.recovering(lessor.now.boot) else "ok")
-
-    def _record(self, key_hash: bytes) -> model.Lease | None:
-        raw = self._lessor.lane.transaction.get(key_hash, db=self._lessor.leases.leases)
-        try:
-            return None if raw is None else decode_lease(raw)
-        except RecordDamaged:
-            self._lessor.set_aside(key_hash)
-            return None
 
 
 def require_operator(identity: Identity, what: str) -> None:

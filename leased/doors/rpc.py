@@ -23,11 +23,13 @@ class RpcPeer:
     """
 
     __slots__ = (
-        "_frames", "_schedule", "bound", "closed", "draining", "ending", "identity", "out", "out_bytes", "pending", "probe", "scheduled",
-        "undelivered", "watch",
+        "_frames", "_schedule", "bound", "closed", "draining", "ending", "identity", "out", "out_bytes", "pending", "pidfd", "probe",
+        "process", "scheduled", "undelivered", "watch",
     )  # fmt: skip
 
-    def __init__(self, identity: Identity, schedule: Callable[[RpcPeer], None], probe: Callable[[], bool]) -> None:
+    def __init__(
+        self, identity: Identity, schedule: Callable[[RpcPeer], None], probe: Callable[[], bool], pidfd: Callable[[], int]
+    ) -> None:
         self.identity = identity
         self.closed = False
         self.ending = False
@@ -39,7 +41,9 @@ class RpcPeer:
         self.undelivered: list[tuple[bytes, int]] = []
         self.bound: dict[bytes, int] = {}
         self.watch: Any = None
+        self.process: Any = None
         self.probe = probe
+        self.pidfd = pidfd
         self._schedule = schedule
         self._frames = frames.Requests()
 

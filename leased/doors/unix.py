@@ -21,7 +21,7 @@ from leased.calls import Call
 from leased.config_keys import Limits
 from leased.doors.rpc import RpcPeer
 from leased.errors import PeerError
-from leased.peers import Policy
+from leased.peers import Policy, peer_pidfd
 
 log = structlog.get_logger()
 
@@ -59,6 +59,7 @@ class Switchboard:
         self._listeners: dict[int, socket.socket] = {}
         self._lines: dict[int, Line] = {}
         self._of_uid: dict[int, int] = {}
+        self._others: dict[int, Callable[[], None]] = {}
         self._scheduled: list[RpcPeer] = []
         self._line_of: dict[RpcPeer, Line] = {}
         self._backlog: set[Line] = set()
@@ -75,6 +76,15 @@ class Switchboard:
         self._listeners[listener.fileno()] = listener
         self.epoll.register(listener.fileno(), _IN)
 
+    def readable(self, descriptor: int, then: Callable[[], None]) -> None:
+        """Call `then` in the turn that finds `descriptor` readable, until `forget`."""
+        self._others[descriptor] = then
+        self.epoll.register(descriptor, _IN)
+
+    def forget(self, descriptor: int) -> None:
+        if self._others.pop(descriptor, None) is not None:
+            self.epoll.unregister(descriptor)
+
     # ---- one turn
 
     def turn(self, judged: float | None = None) -> bool:
@@ -86,6 +96,11 @@ class Switchboard:
             backlog, self._backlog = self._backlog, set()
             for line in backlog:
                 self._take(line, batch)
+        if self._others:  # the dead first: what they held may be what the living ask for now
+            for descriptor, _ in events:
+                then = self._others.get(descriptor)
+                if then is not None:
+                    then()
         for descriptor, event in events:
             line = self._lines.get(descriptor)  # type: ignore[assignment]
             if line is None:
@@ -242,7 +257,7 @@ class Switchboard:
         self.accepted += 1
         self._of_uid[identity.uid] = standing + 1
         descriptor = connection.fileno()
-        peer = RpcPeer(identity, self._schedule, lambda: _hung(descriptor))
+        peer = RpcPeer(identity, self._schedule, lambda: _hung(descriptor), lambda: peer_pidfd(connection))
         line = Line(connection, peer)
         self._lines[descriptor] = line
         self._line_of[peer] = line

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,22 +30,16 @@ class DirectoryLock:
     """An exclusive flock on a directory of state, held for the life of the object.
 
     Raises StateLocked when another process holds it, StateRefused when the directory cannot be made or is not private enough to trust.
+    With `make` False it is for whoever only looks: nothing is made or tightened but a missing lock file, root may lock what belongs to
+    another, and FileNotFoundError or PermissionError come as they are.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, make: bool = True) -> None:
         self.directory = directory
-        try:
-            directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-            status = directory.stat()
-            if status.st_uid != os.geteuid():
-                raise StateRefused(
-                    f"{directory} belongs to uid {status.st_uid}, not to uid {os.geteuid()} that runs this: chown it, or name another"
-                )
-            if status.st_mode & 0o077:
-                directory.chmod(DIRECTORY_MODE)
-            self._descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
-        except OSError as error:
-            raise StateRefused(f"{directory}: {error.strerror}: leased needs a directory it can write") from error
+        if make:
+            self._descriptor = self._made()
+        else:
+            self._descriptor = self._found()
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -55,6 +50,32 @@ class DirectoryLock:
                 f"{directory} is in use by another leased process: stop it first, or name another directory"
             ) from None
         self.identity = _identity(directory)
+
+    def _made(self) -> int:
+        directory = self.directory
+        try:
+            directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            status = directory.stat()
+            if status.st_uid != os.geteuid():
+                raise StateRefused(
+                    f"{directory} belongs to uid {status.st_uid}, not to uid {os.geteuid()} that runs this: chown it, or name another"
+                )
+            if status.st_mode & 0o077:
+                directory.chmod(DIRECTORY_MODE)
+            return os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+        except OSError as error:
+            raise StateRefused(f"{directory}: {error.strerror}: leased needs a directory it can write") from error
+
+    def _found(self) -> int:
+        path, status = self.directory / LOCK_NAME, self.directory.stat()
+        if os.geteuid() not in {0, status.st_uid}:
+            raise PermissionError(errno.EACCES, f"it belongs to uid {status.st_uid}, not to uid {os.geteuid()}", str(self.directory))
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)  # a lock needs no more, and a read-only mount gives no more
+        except FileNotFoundError:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+            give_to_owner(descriptor, status)
+            return descriptor
 
     def in_place(self) -> bool:
         """Does the path still lead to the directory that was locked, with its lock file in it?"""
@@ -69,13 +90,22 @@ class DirectoryLock:
         os.close(self._descriptor)
 
 
+def give_to_owner(descriptor: int, status: os.stat_result) -> None:
+    """A file that root makes in somebody's state directory (of this status) is to be theirs, or their daemon could not open it."""
+    if os.geteuid() == 0 != status.st_uid:
+        os.fchown(descriptor, status.st_uid, status.st_gid)
+
+
 def _identity(directory: Path) -> tuple[int, int]:
     status = directory.stat()
     return status.st_dev, status.st_ino
 
 
 def open_environment(directory: Path, *, map_bytes: int, tables: int, sync: bool, readonly: bool = False) -> lmdb.Environment:
-    """An environment in `directory`, data file private from its first instant.  Raises StateRefused or StoreError."""
+    """An environment in `directory`, data file private from its first instant.  Raises StateRefused or StoreError.
+
+    `readonly` is for whoever holds the directory's lock; see `open_to_read` for the others.
+    """
     data = directory / "data.mdb"
     if not readonly:
         for name in ("data.mdb", "lock.mdb"):  # made by us first, so that no umask can widen them for a moment
@@ -89,6 +119,31 @@ def open_environment(directory: Path, *, map_bytes: int, tables: int, sync: bool
     except lmdb.Error as error:
         raise _opening(data, error) from error
     return environment
+
+
+def open_to_read(path: Path, *, tables: int, beside_writer: bool = False) -> lmdb.Environment:
+    """The environment in a directory, or in one file, to be read only.  Raises StateRefused, StoreError or OSError.
+
+    `beside_writer`: another process may be writing it, so the reader enters itself in LMDB's own lock file; without that the writer
+    would reuse the pages it stands on.  Otherwise nothing at all is written.
+    """
+    data = path / "data.mdb" if path.is_dir() else path
+    descriptor = os.open(data, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # LMDB would not say which file it could not open, nor why
+    try:
+        status = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise StateRefused(f"{data} is not a regular file: name the file of a backup, or the directory of a state")
+    if status.st_size == 0:
+        raise StateRefused(f"{data} is empty: restore a backup with `leased restore`")
+    try:
+        return lmdb.open(
+            str(path), subdir=path.is_dir(), map_size=max(status.st_size, PAGE_BYTES), max_dbs=tables, readonly=True,
+            lock=beside_writer, max_readers=16, create=False,
+        )  # fmt: skip
+    except lmdb.Error as error:
+        raise _opening(data, error) from error
 
 
 def _opening(data: Path, error: lmdb.Error) -> Exception:
