@@ -1,0 +1,55 @@
+"""Fixtures: a daemon on throw-away directories, and disks that can be made to fail.  All of them clean up after a failed test too."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from plumbing import Disk, Served, Tmpfs, room
+
+MakeServed = Callable[..., Served]
+
+
+@pytest.fixture
+def volatile(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A directory on tmpfs."""
+    with room(request.node.name[:24].replace("[", "-").replace("/", "-")) as path:
+        yield path
+
+
+@pytest.fixture
+def closing() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def disk(closing: contextlib.ExitStack, tmp_path: Path) -> Disk:
+    """An ext4 file system whose power can be cut.  Needs root."""
+    disk = Disk(tmp_path)
+    closing.callback(disk.close)
+    return disk
+
+
+@pytest.fixture
+def small(closing: contextlib.ExitStack, tmp_path: Path) -> Tmpfs:
+    """4 MiB of room for a state directory.  Needs root."""
+    tmpfs = Tmpfs(tmp_path / "small", "4m")
+    closing.callback(tmpfs.close)
+    return tmpfs
+
+
+@pytest.fixture
+def served(closing: contextlib.ExitStack, tmp_path: Path, volatile: Path) -> MakeServed:
+    """Make a Served; by default its state is on the test's own disk.  Closed before the disks it uses."""
+
+    def make(state_dir: Path | None = None, **settings: float) -> Served:
+        home = volatile / "home"
+        home.mkdir(exist_ok=True)
+        made = Served(tmp_path / "state" if state_dir is None else state_dir, volatile / "runtime", home, **settings)
+        closing.callback(made.close)
+        return made
+
+    return make
