@@ -7,8 +7,8 @@ commit: indexes, ledger operations, answers.  Nothing here reads a request's mea
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -28,7 +28,7 @@ from leased.queues import Queues, Waiter
 from leased.state.journal import Journal
 from leased.state.leases import RESERVED_PAGES, Leases, LeasesMeta
 from leased.state.ledger import LedgerLease
-from leased.state.records import RecordDamaged, decode_lease, encode_lease
+from leased.state.records import Entry, RecordDamaged, decode_lease, encode_lease, entry
 from leased.tombs import Tombs
 
 log = structlog.get_logger()
@@ -71,6 +71,7 @@ class Holdings:
         self.damaged: dict[bytes, float] = {}
         self.watching: Watching | None = None
         self.binding: Binding | None = None
+        self.unflushed: list[bytes] = []  # found marked so by `reread`
         self.room = 0  # pages, an estimate that only errs downwards; see has_room
         self.counts: dict[str, int] = dict.fromkeys(
             ("granted", "renewed", "replayed", "released", "revoked", "lapsed", "switch_missed", "refused", "unknown", "undone"), 0
@@ -329,18 +330,22 @@ class Holdings:
     def reread(self) -> None:
         """Rebuild what memory knows from the records: at the start, and after the environment had to be opened anew."""
         texts = self.index.texts
-        self.index, self.tombs, self.damaged = Index(), Tombs(), {}
-        found: list[tuple[int, bytes, Lease]] = []
+        self.index, self.tombs, self.damaged, self.unflushed = Index(), Tombs(), {}, []
         with self.leases.environment.begin() as transaction:
-            for key_hash, lease, _ in self.leases.rows(transaction):
-                if lease is None:
-                    self.set_aside(key_hash)
-                else:
-                    found.append((lease.generation, key_hash, lease))
+            self.index.load(self._entries(transaction), texts)
             for rid, tombstone, _ in self.leases.tombstone_rows(transaction):
                 self.tombs.add(rid, tombstone.until if tombstone is not None else 0.0)
-        found.sort()
-        for _, key_hash, lease in found:
-            self.index.granted(key_hash, lease, texts.get(key_hash))
         self._last_stored = self.leases.read_last()
         self.generations.last = max(self.generations.last, self._last_stored)
+
+    def _entries(self, transaction: Any) -> Iterator[tuple[bytes, Entry]]:
+        """Every record that can be read, as the index needs it; the others are set aside, the unflushed noted."""
+        for key_hash, raw in transaction.cursor(db=self.leases.leases):
+            try:
+                found = entry(raw)
+            except RecordDamaged:
+                self.set_aside(key_hash)
+                continue
+            if found.unflushed:
+                self.unflushed.append(key_hash)
+            yield key_hash, found

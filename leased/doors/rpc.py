@@ -78,7 +78,7 @@ class RpcPeer:
                 if msgid is not None:
                     self.pending += 1
                 batch.append(Call(self, msgid, request))
-        return len(messages) == MESSAGES_AT_ONCE
+        return self._frames.pending > 0 and not self._frames.unfinished
 
     @property
     def unfinished(self) -> bool:

@@ -114,7 +114,7 @@ class Switchboard:
                 while self._read(line, batch):  # what it sent before it hung up still counts: releases above all
                     pass
                 ended.append(line)
-            elif event & _IN and not self._read(line, batch):
+            elif event & _IN and line not in self._backlog and not self._read(line, batch):
                 ended.append(line)
         if batch:
             self._decide(batch, judged)

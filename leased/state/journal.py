@@ -36,8 +36,8 @@ class Journal:
         self._on_failed = failed
         self._queue: list[Op] = []
         self._flying: list[Op] | None = None
-        self._may_hold: dict[bytes, int] = {}  # key hash -> generation of the latest put that may be in the ledger
-        self._flushed_ttl: dict[bytes, tuple[int, float]] = {}  # only what certainly is in the ledger
+        self._flushed: dict[bytes, tuple[int, float]] = {}  # (generation, ttl): what certainly is in the ledger
+        self._uncertain: dict[bytes, int] = {}  # the generation of the latest put, for keys of which that is not certain
         self._retry_at = 0.0
         self._retry_seconds = FIRST_RETRY_SECONDS
         self.open_number = 1  # the flush that what is queued now will be part of
@@ -50,30 +50,29 @@ class Journal:
 
     def may_hold(self, key_hash: bytes) -> bool:
         """Might a power cut bring back a record of this key?"""
-        return self.unsettled or key_hash in self._may_hold
+        return self.unsettled or key_hash in self._flushed or key_hash in self._uncertain
 
     def knows(self, key_hash: bytes) -> bool:
         """Has a put of this key been queued or read, and no later delete been flushed?"""
-        return key_hash in self._may_hold
+        return key_hash in self._flushed or key_hash in self._uncertain
 
     def ttl_of(self, key_hash: bytes, generation: int) -> float:
         """The ttl a power cut certainly brings this generation back with; 0.0 when that is not certain."""
         if self.unsettled:
             return 0.0
-        known = self._flushed_ttl.get(key_hash)
+        known = self._flushed.get(key_hash)
         return known[1] if known is not None and known[0] == generation else 0.0
 
     def settle_with(self, rows: dict[bytes, tuple[int, float]]) -> None:
-        """The start has read the ledger: `rows` are (generation, ttl) by key hash."""
-        self._may_hold = {key_hash: generation for key_hash, (generation, _) in rows.items()}
-        self._flushed_ttl = dict(rows)
+        """The start has read the ledger: `rows` are (generation, ttl) by key hash, and belong to the journal from now on."""
+        self._flushed, self._uncertain = rows, {}
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._flying or ())
 
     def held(self) -> list[bytes]:
         """Every key the ledger may hold."""
-        return list(self._may_hold)
+        return [*self._flushed, *(key_hash for key_hash in self._uncertain if key_hash not in self._flushed)]
 
     @property
     def busy(self) -> bool:
@@ -82,7 +81,7 @@ class Journal:
     # ---- queueing; each returns the number of the flush that will carry it
 
     def put(self, key_hash: bytes, entry: LedgerLease) -> int:
-        self._may_hold[key_hash] = entry.lease.generation
+        self._uncertain[key_hash] = entry.lease.generation
         self._queue.append(("put", key_hash, entry))
         return self.open_number
 
@@ -93,9 +92,13 @@ class Journal:
     def end(self, key_hash: bytes) -> int | None:
         """A lease of this key has ended, or its next one must not be shadowed by an old record: if the ledger may hold the key, its
         record goes.  Returns the flush to wait for, or None when there is nothing to wait for."""
-        generation = self._may_hold.get(key_hash)
-        if generation is not None:
-            return self.delete(key_hash, generation)
+        uncertain, flushed = self._uncertain.get(key_hash), self._flushed.get(key_hash)
+        if flushed is not None and flushed[0] != uncertain:
+            self.delete(key_hash, flushed[0])
+        if uncertain is not None:
+            self.delete(key_hash, uncertain)
+        if uncertain is not None or flushed is not None:
+            return self.open_number
         return self.settling_number if self.unsettled else None
 
     def append(self, op: Op) -> int:
@@ -124,12 +127,12 @@ class Journal:
         self._flying = None
         if error is not None:
             # What failed may be in the ledger or not.  Deletes and marks go again.  A put does not: whoever waited for it is told null, and
-            # what it may have left is remembered in _may_hold.  Nor does anything else: its owner (the start, the end of a wait) begins anew.
+            # what it may have left is remembered as uncertain.  Nor does anything else: its owner (the start, the end of a wait) begins anew.
             self.failures += 1
             self.last_error = str(error)
             for op in ops:
-                if op[0] in {"put", "del"}:
-                    self._flushed_ttl.pop(op[1], None)
+                if op[0] in {"put", "del"} and (known := self._flushed.pop(op[1], None)) is not None:
+                    self._uncertain.setdefault(op[1], known[0])
             self._queue[:0] = [op for op in ops if op[0] in {"del", "mark", "switch"}]
             self.unsettled = True
             self._retry_at = math.inf  # until the next tick, which knows the time
@@ -141,12 +144,17 @@ class Journal:
         for op in ops:
             if op[0] == "put":
                 lease = op[2].lease
-                known = self._flushed_ttl.get(op[1])
+                known = self._flushed.get(op[1])
                 if known is None or known[0] != lease.generation or known[1] < lease.ttl:
-                    self._flushed_ttl[op[1]] = (lease.generation, lease.ttl)
-            elif op[0] == "del" and self._may_hold.get(op[1]) == op[2]:
-                del self._may_hold[op[1]]
-                self._flushed_ttl.pop(op[1], None)
+                    self._flushed[op[1]] = (lease.generation, lease.ttl)
+                if self._uncertain.get(op[1]) == lease.generation:
+                    del self._uncertain[op[1]]
+            elif op[0] == "del":
+                known = self._flushed.get(op[1])
+                if known is not None and known[0] == op[2]:
+                    del self._flushed[op[1]]
+                if self._uncertain.get(op[1]) == op[2]:
+                    del self._uncertain[op[1]]
         self._on_flushed(number)
 
     def tick(self, now: float) -> None:

@@ -19,7 +19,7 @@ from leased.errors import StateRefused
 from leased.model import Lease
 from leased.state.environment import FILE_MODE, each, open_environment, translated
 from leased.state.leases import Start
-from leased.state.records import RecordDamaged, decode_lease, encode_lease, seal, unseal
+from leased.state.records import Glance, RecordDamaged, decode_lease, encode_lease, glance, seal, unseal
 
 FORMAT: Final = 1
 MAP_BYTES: Final = 1 << 36  # address space only: the file grows as it needs
@@ -205,6 +205,13 @@ def decode_ledger_lease(record: bytes) -> LedgerLease:
     if len(body) <= _REMAINING.size:
         raise RecordDamaged("a ledger lease is too short")
     return LedgerLease(decode_lease(body[_REMAINING.size :]), _REMAINING.unpack_from(body)[0])
+
+
+def glance_ledger_lease(record: bytes) -> Glance:
+    """As records.glance.  Raises RecordDamaged or StateRefused."""
+    if len(record) < 5 or record[0] != COPY_VERSION:
+        unseal(record, COPY_VERSION, "ledger lease")
+    return glance(record, 1 + _REMAINING.size)
 
 
 def write_initialised(directory: Path, install_id: str) -> None:

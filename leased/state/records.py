@@ -10,7 +10,7 @@ downgrade must be possible.  A reader that meets a version it does not know refu
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from leased.digests import KEY_HASH_BYTES, PROOF_BYTES
@@ -22,6 +22,7 @@ TOMBSTONE_VERSION: Final = 1
 _HEAD = struct.Struct(
     "<BBQddQddd16s16sHHH"
 )  # version flags generation ttl deadline sealed rid_until previous(2) proof rid lengths(3)
+_GLANCE = struct.Struct("<BBQdd")
 _TOMBSTONE = struct.Struct(f"<B{KEY_HASH_BYTES}s{PROOF_BYTES}sd")
 _CRC = struct.Struct("<I")
 _HAS_RID, _HAS_SCOPE, _PRESENTED, _UNFLUSHED, _BIND_SHIFT = 1, 2, 4, 8, 4
@@ -106,6 +107,53 @@ def decode_lease(record: bytes) -> Lease:
         p_ttl,
         p_deadline,
     )
+
+
+class Glance(NamedTuple):
+    """What the start needs of a record, without the cost of all of it: a million are looked at."""
+
+    generation: int
+    ttl: float
+    deadline: float
+    unflushed: bool
+
+
+def glance(record: bytes, at: int = 0) -> Glance:
+    """The lease record that begins at byte `at` (within an envelope, whose checksum covers it).  Raises as decode_lease does."""
+    size = len(record) - 4
+    if size < at + _HEAD.size or _CRC.unpack_from(record, size)[0] != crc32(memoryview(record)[:size]):
+        raise RecordDamaged(f"a lease record of {len(record)} bytes does not match its checksum")
+    version, flags, generation, ttl, deadline = _GLANCE.unpack_from(record, at)
+    if version != LEASE_VERSION:
+        raise _future("lease", version)
+    return Glance(generation, ttl, deadline, bool(flags & _UNFLUSHED))
+
+
+class Entry(NamedTuple):
+    """What the index needs of a record."""
+
+    generation: int
+    deadline: float
+    namespace: bytes
+    scope: bytes | None
+    rid: bytes
+    unflushed: bool
+
+
+def entry(record: bytes) -> Entry:
+    """Raises as decode_lease does."""
+    size = len(record) - 4
+    if size < _HEAD.size or _CRC.unpack_from(record, size)[0] != crc32(memoryview(record)[:size]):
+        raise RecordDamaged(f"a lease record of {len(record)} bytes does not match its checksum")
+    version, flags, generation, _, deadline, _, _, _, _, _, rid, n_space, n_label, n_unit = _HEAD.unpack_from(record)
+    if version != LEASE_VERSION:
+        raise _future("lease", version)
+    at = _HEAD.size
+    unit_at = at + n_space + n_label
+    if unit_at + n_unit != size:
+        raise RecordDamaged("a lease record has text of the wrong length")
+    scope = record[unit_at:size] if flags & _HAS_SCOPE else None
+    return Entry(generation, deadline, record[at : at + n_space], scope, rid if flags & _HAS_RID else b"", bool(flags & _UNFLUSHED))
 
 
 def encode_tombstone(tombstone: Tombstone) -> bytes:

@@ -16,13 +16,13 @@ The wait counts from now, when this process holds the locks, never from the boot
 from __future__ import annotations
 
 import secrets
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from leased.errors import StateRefused
 from leased.model import MAX_TTL_SECONDS, Lease
 from leased.state.leases import Leases, LeasesMeta, Start
-from leased.state.ledger import INITIALISED, NOT_A_COPY, Ledger, LedgerLease, LedgerMeta, Op
-from leased.state.records import RecordDamaged, encode_lease
+from leased.state.ledger import INITIALISED, NOT_A_COPY, Ledger, LedgerLease, LedgerMeta, Op, glance_ledger_lease
+from leased.state.records import Glance, RecordDamaged, decode_lease, encode_lease, glance
 from leased.state.switch_records import decode_switch, encode_switch
 
 NEVER_STARTED: Final = Start(0, "")
@@ -47,7 +47,6 @@ def take_over(leases: Leases, ledger: Ledger, *, wait_out: float, boot: float, b
     """Raises StateRefused for a ledger that must not be used as it is.  `wait_out` is the configured one, in seconds."""
     theirs = ledger.read_meta()
     ours, lost_because = _usable(leases, boot, boot_id)
-    entries = _read(ledger)
     if theirs is None:
         if ours is None:
             found = _first_start(leases, ledger, lost_because, wait_out, boot, boot_id)
@@ -56,12 +55,12 @@ def take_over(leases: Leases, ledger: Ledger, *, wait_out: float, boot: float, b
                 ours, "the ledger was missing and is rebuilt from the volatile state", ours.wait_out, ours.no_grant_before
             )
     else:
-        found = _compare(ours, theirs, entries, lost_because, wait_out, boot, boot_id)
+        found = _compare(ours, theirs, ledger, lost_because, wait_out, boot, boot_id)
     waiting = found.no_grant_before > boot
     in_force = found.wait_out if waiting else wait_out
     meta = found.meta._replace(boot_id=boot_id, wait_out=found.wait_out, no_grant_before=found.no_grant_before if waiting else 0.0)
     last = _store(leases, ledger, found, meta, boot, theirs)
-    first = _missing(leases, entries, in_force, boot)
+    first, known = _missing(leases, ledger, in_force, boot)
     if theirs is None:
         base = LedgerMeta(meta.install_id, meta.secret, last, meta.incarnation, boot_id, meta.start, found.wait_out)
         first.insert(0, ("new", base))
@@ -86,7 +85,7 @@ def take_over(leases: Leases, ledger: Ledger, *, wait_out: float, boot: float, b
         adopted._replace(next_start=following),
         first,
         second,
-        {key_hash: (entry.lease.generation, entry.lease.ttl) for key_hash, entry in entries.items()},
+        known,
         last,
         theirs.mark if theirs is not None else 0,
         in_force,
@@ -144,7 +143,7 @@ def _first_start(leases: Leases, ledger: Ledger, lost_because: str, wait_out: fl
 def _compare(
     ours: LeasesMeta | None,
     theirs: LedgerMeta,
-    entries: dict[bytes, LedgerLease],
+    ledger: Ledger,
     lost_because: str,
     wait_out: float,
     boot: float,
@@ -158,6 +157,7 @@ def _compare(
     if theirs.restored:
         seconds = 0.0 if theirs.restored == 2 else MAX_TTL_SECONDS
         return _Found(anew, "a restored backup", theirs.wait_out, boot + seconds, {})
+    entries = _read(ledger)
     why = lost_because or ("it is not the one the ledger last saw" if ours is not None else "it is gone")
     seconds = max(theirs.wait_out, wait_out)
     if theirs.clean:
@@ -229,23 +229,45 @@ def _of_another_boot(record: bytes) -> bytes:
         return record
 
 
-def _missing(leases: Leases, entries: dict[bytes, LedgerLease], wait_out: float, boot: float) -> list[Op]:
-    """What the ledger lacks: every lease above `wait_out`; and what it should not have: records of leases that are no more."""
+def _missing(leases: Leases, ledger: Ledger, wait_out: float, boot: float) -> tuple[list[Op], dict[bytes, tuple[int, float]]]:
+    """What the ledger lacks: every live lease above `wait_out`; and what it should not have: records of leases that are no more.
+    With it, what the ledger holds.  Both tables are in the order of their keys, so one walk over the two is enough."""
     ops: list[Op] = []
-    live: dict[bytes, int] = {}
-    with leases.environment.begin() as transaction:
-        for key_hash, lease, _ in leases.rows(transaction):
-            if lease is None or lease.deadline <= boot:
+    known: dict[bytes, tuple[int, float]] = {}
+    ttls: dict[float, float] = {}  # a million leases have few different ttls: one float object for each
+    with leases.environment.begin() as ours, ledger.environment.begin() as theirs:
+        rows = ours.cursor(db=leases.leases)
+        there = rows.first()
+        for key_hash, raw in theirs.cursor(db=ledger.leases):
+            while there and rows.key() < key_hash:
+                _lacking(ops, rows, None, wait_out, boot)
+                there = rows.next()
+            try:
+                held = glance_ledger_lease(raw)
+            except RecordDamaged:
                 continue
-            live[key_hash] = lease.generation
-            there = entries.get(key_hash)
-            if lease.ttl > wait_out and (
-                there is None or there.lease.generation != lease.generation or there.lease.ttl < lease.ttl
-            ):
-                ops.append(("put", key_hash, LedgerLease(lease)))
-    ops += [
-        ("del", key_hash, entry.lease.generation)
-        for key_hash, entry in entries.items()
-        if live.get(key_hash) != entry.lease.generation
-    ]
-    return ops
+            known[key_hash] = (held.generation, ttls.setdefault(held.ttl, held.ttl))
+            live = None
+            if there and rows.key() == key_hash:
+                live = _lacking(ops, rows, held, wait_out, boot)
+                there = rows.next()
+            if live != held.generation:
+                ops.append(("del", key_hash, held.generation))
+        while there:
+            _lacking(ops, rows, None, wait_out, boot)
+            there = rows.next()
+    return ops, known
+
+
+def _lacking(ops: list[Op], row: Any, held: Glance | None, wait_out: float, boot: float) -> int | None:
+    """Put the lease under the cursor if the ledger lacks it.  Returns its generation if it is live and can be read."""
+    raw = row.value()
+    try:
+        lease = glance(raw)
+    except RecordDamaged:
+        return None
+    if lease.deadline <= boot:
+        return None
+    if lease.ttl > wait_out and (held is None or held.generation != lease.generation or held.ttl < lease.ttl):
+        ops.append(("put", row.key(), LedgerLease(decode_lease(raw))))
+    return lease.generation
