@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import lmdb
 import structlog
 import trio
 
@@ -28,7 +27,7 @@ from leased.generations import Generations, check_wall
 from leased.lessor import Lessor
 from leased.peers import Policy, group_id
 from leased.start import Start
-from leased.state.environment import DirectoryLock
+from leased.state.environment import DirectoryLock, NotWritten
 from leased.state.journal import Journal
 from leased.state.leases import Leases
 from leased.state.ledger import INITIALISED, Ledger, write_initialised
@@ -249,7 +248,7 @@ def open_daemon(config: Config, notifier: Notifier, clock: Clock | None = None) 
     leases = _open_leases(config)
     try:
         taken = take_over(leases, ledger, wait_out=config.wait_out_seconds, boot=clock.now().boot, boot_id=clock.boot_id())
-    except lmdb.Error as error:
+    except NotWritten as error:
         raise StoreError(f"{config.state_dir} or {config.runtime_dir}: {error}") from error
     log.info("daemon.starting", story=taken.story, recovering=taken.waiting, leases=len(taken.known))
     if taken.waiting:

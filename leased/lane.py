@@ -10,10 +10,10 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-import lmdb
 import structlog
 
 from leased.errors import LeasedError
+from leased.state.environment import MapFull, NotWritten
 from leased.state.leases import Leases
 
 log = structlog.get_logger()
@@ -57,7 +57,7 @@ class Lane:
         try:
             self.transaction = self.leases.environment.begin(write=True)
             work(*arguments)
-        except lmdb.Error as error:
+        except NotWritten as error:
             self._abort()
             self.last_error = str(error)
             return Outcome.ABORTED
@@ -67,11 +67,11 @@ class Lane:
         transaction, self.transaction = self.transaction, None
         try:
             transaction.commit()
-        except lmdb.MapFullError as error:  # LMDB has aborted it: the outcome is known, nothing was written
+        except MapFull as error:  # LMDB has aborted it: the outcome is known, nothing was written
             self._rolled_back()
             self.last_error = str(error)
             return Outcome.ABORTED
-        except lmdb.Error as error:
+        except NotWritten as error:
             self._rolled_back()
             log.error("store.commit_failed", error=str(error))
             self.broken = str(error) or "commit failed"
@@ -88,7 +88,7 @@ class Lane:
         try:
             self.leases.reopen()
             self._reread()
-        except (LeasedError, lmdb.Error, OSError) as error:
+        except (LeasedError, NotWritten, OSError) as error:
             self.broken = str(error)
             return False
         self.broken = ""
@@ -99,7 +99,7 @@ class Lane:
         if self.transaction is not None:
             try:
                 self.transaction.abort()
-            except lmdb.Error:
+            except NotWritten:
                 pass
             self.transaction = None
         self._rolled_back()

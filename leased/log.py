@@ -25,6 +25,7 @@ Fields = MutableMapping[str, Any]
 
 EVENTS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "bind.kept": "a renewal came over a connection whose process cannot be proven; the bind stays what it was",
         "accept.paused": "no new connections are accepted: descriptors or memory ran out",
         "accept.resumed": "new connections are accepted again",
         "config.loaded": "the configuration was read",

@@ -23,7 +23,10 @@ DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 LOCK_NAME: Final = "lock"
 PAGE_BYTES: Final = 4096
+READ_MAP_BYTES: Final = 1 << 36  # address space only: a file may grow while it is read
 _T = TypeVar("_T")
+NotWritten: Final = lmdb.Error  # what the lane catches by these names, since a context manager would cost it half a microsecond
+MapFull: Final = lmdb.MapFullError
 
 
 class DirectoryLock:
@@ -69,9 +72,13 @@ class DirectoryLock:
     def _found(self) -> int:
         path, status = self.directory / LOCK_NAME, self.directory.stat()
         if os.geteuid() not in {0, status.st_uid}:
-            raise PermissionError(errno.EACCES, f"it belongs to uid {status.st_uid}, not to uid {os.geteuid()}", str(self.directory))
+            raise PermissionError(
+                errno.EACCES, f"it belongs to uid {status.st_uid}, not to uid {os.geteuid()}", str(self.directory)
+            )
         try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)  # a lock needs no more, and a read-only mount gives no more
+            return os.open(
+                path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+            )  # a lock needs no more, and a read-only mount gives no more
         except FileNotFoundError:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
             give_to_owner(descriptor, status)
@@ -128,7 +135,9 @@ def open_to_read(path: Path, *, tables: int, beside_writer: bool = False) -> lmd
     would reuse the pages it stands on.  Otherwise nothing at all is written.
     """
     data = path / "data.mdb" if path.is_dir() else path
-    descriptor = os.open(data, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # LMDB would not say which file it could not open, nor why
+    descriptor = os.open(
+        data, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+    )  # LMDB would not say which file it could not open, nor why
     try:
         status = os.fstat(descriptor)
     finally:
@@ -139,7 +148,7 @@ def open_to_read(path: Path, *, tables: int, beside_writer: bool = False) -> lmd
         raise StateRefused(f"{data} is empty: restore a backup with `leased restore`")
     try:
         return lmdb.open(
-            str(path), subdir=path.is_dir(), map_size=max(status.st_size, PAGE_BYTES), max_dbs=tables, readonly=True,
+            str(path), subdir=path.is_dir(), map_size=READ_MAP_BYTES, max_dbs=tables, readonly=True,
             lock=beside_writer, max_readers=16, create=False,
         )  # fmt: skip
     except lmdb.Error as error:
