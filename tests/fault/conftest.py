@@ -53,3 +53,25 @@ def served(closing: contextlib.ExitStack, tmp_path: Path, volatile: Path) -> Mak
         return made
 
     return make
+
+
+@pytest.fixture
+def stepped(volatile: Path) -> Callable[[Served, str], None]:
+    """Step the wall clock of a daemon, now and while it runs: "+7200", "-3600", or an instant.  The other clocks stay true."""
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+    if library is None:
+        pytest.fail("libfaketimeMT.so.1 is missing: install the package libfaketime")
+    instant = volatile / "wall"
+
+    def step(served: Served, to: str) -> None:
+        fresh = volatile / "wall.new"
+        fresh.write_text(f"{to}\n")
+        fresh.rename(instant)
+        served.environment = {
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(instant),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    return step

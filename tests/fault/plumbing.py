@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import os
 import shutil
 import signal
@@ -240,7 +241,7 @@ class Served:
         if boot.exists():
             boot.unlink()
         boot.write_text(f"{uuid.uuid4()}\n")
-        bind = f"mount --bind {boot} /proc/sys/kernel/random/boot_id && exec \"$@\""
+        bind = f'mount --bind {boot} /proc/sys/kernel/random/boot_id && exec "$@"'
         self.prefix = ["unshare", "--mount", "sh", "-c", bind, "sh"]
 
     def within_time_namespace(self, offset: int) -> None:
@@ -405,7 +406,7 @@ class History:
         judged = 0
         for key, generations in by_key.items():
             ordered = sorted(generations)
-            for earlier, later in zip(ordered, ordered[1:], strict=False):
+            for earlier, later in itertools.pairwise(ordered):
                 owed = max(self.owed(promise) for promise in generations[earlier])
                 told = min(promise.answered for promise in generations[later])
                 assert told >= owed, f"{key}: {later} was granted {owed - told:.3f} s before {earlier} had lapsed"

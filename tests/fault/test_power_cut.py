@@ -177,7 +177,9 @@ def test_a_key_that_changed_hands_never_comes_back_as_the_old_lease(powered: Ser
 class Load:
     """Connections that acquire, renew and release at full speed until their daemon is gone."""
 
-    def __init__(self, served: Served, history: History, seed: int, ttls: tuple[float, ...], keys: list[str], threads: int = 3) -> None:
+    def __init__(
+        self, served: Served, history: History, seed: int, ttls: tuple[float, ...], keys: list[str], threads: int = 3
+    ) -> None:
         self._ttls = ttls
         self._history = history
         self._keys = keys
@@ -255,7 +257,9 @@ def test_cuts_under_load_lose_no_long_lease_and_grant_none_too_early(powered: Se
         still_there(rpc, long)
         lost_short += len([promise for promise in history.standing(boottime()) if promise.ttl <= wait_out])
         scramble(rpc, history, keys, wait_out + 0.5)
-        assert {promise.key for promise in history.promises if promise.holder == "newcomer"} & set(keys), "nothing was ever granted again"
+        assert {promise.key for promise in history.promises if promise.holder == "newcomer"} & set(keys), (
+            "nothing was ever granted again"
+        )
     assert lost_short, "no short lease was live at any cut: nothing was proved about the wait"
     assert history.judge() > 100
 
