@@ -1,4 +1,4 @@
-"""`leased`: the daemon's own command."""
+"""`leased`: the daemon's own command.  Each verb imports what it needs, so that the help page needs nothing."""
 
 from __future__ import annotations
 
@@ -8,73 +8,120 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from leased.errors import ConfigError, StateLocked, StateRefused, StoreError
 from leased.version import VERSION
 
 if TYPE_CHECKING:
     from leased.config import Config
 
-EXIT_UNAVAILABLE: Final = 69
-EXIT_INTERNAL: Final = 70
-EXIT_CONFIG: Final = 78
+_ABOUT: Final = """Leases for the processes and AI agents of one host: one holder per key, until it is released or its time is up.
+This command runs the daemon and looks after its state; `lease` is the one that takes leases."""
+
+_MORE: Final = """`leased VERB --help` tells more of a verb.
+
+files, for root and the system's service; else below $XDG_CONFIG_HOME, $XDG_STATE_HOME and $XDG_RUNTIME_DIR:
+  /etc/leased/leased.toml   the configuration; none is needed
+  /run/leased/leased.sock   the socket ($LEASED_SOCKET and --socket name another)
+  /var/lib/leased           the state that is kept
+  /run/leased-state         the state of this boot; on tmpfs
+
+exit codes: 0 well; 1 fsck found something; 64 wrong usage; 69 not now (locked, no room, socket in use); 70 internal;
+77 not permitted; 78 the configuration, or a state that must not be opened.
+
+  leased serve --socket /tmp/l.sock --state-dir ~/leased --runtime-dir /dev/shm/leased
+  leased backup /srv/backups/leased-$(date +%F)"""
+
+_SERVE: Final = """Runs until SIGTERM or SIGINT, then tells the state of every lease, so that the next start has nothing to wait for.
+It logs to standard error."""
+
+_CHECK_CONFIG: Final = "Prints every key with its value, defaults included, or every mistake of the file."
+
+_FSCK: Final = """Proves every invariant of both stores and changes nothing.  The daemon must be stopped.  Findings go to standard output, one
+a line; a line that begins with "note:" is nothing wrong.
+
+exit codes: 0 no findings; 1 findings; 69 a daemon is running; 77 not permitted; 78 the state must not be opened."""
+
+_BACKUP: Final = """Writes the ledger (long leases, billing records, agent keys, switches) to FILE, which must not exist: private, flushed, and read
+back before it gets its name.  A running daemon goes on serving.  No fence is in it, but the hashing secret is.
+
+exit codes: 0 written; 1 written, but records of the ledger are damaged; 64 FILE cannot be used; 69 no room; 77 not permitted;
+78 the state cannot be read."""
+
+_RESTORE: Final = """Puts a backup in the place of the ledger; what was there is kept beside it.  The daemon must be stopped.  All leases are lost,
+and the next start grants nothing for 3600 s, the longest ttl, because somebody may still hold one."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code: 0, 1 (fsck found something), 64, 69, 70 or 78, as the manual lists them."""
-    options = _parser().parse_args(arguments)
+    """The exit code.  Whatever goes wrong is told in sentences on standard error.  `arguments` as in sys.argv[1:]."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a path must not make fsck fail
+    options = argparse.Namespace(verb="", socket=None)
     try:
-        return int(options.run(options))
-    except ConfigError as error:
-        return _complain(str(error), EXIT_CONFIG)
-    except (StateLocked, StateRefused) as error:
-        return _complain(str(error), EXIT_CONFIG)
-    except StoreError as error:
-        return _complain(str(error), EXIT_UNAVAILABLE)
-    except OSError as error:
-        return _complain(str(error), EXIT_UNAVAILABLE)
-    except KeyboardInterrupt:
-        return 130
+        _parser().parse_args(arguments, options)
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing complains while Python ends
+        from leased.exits import EXIT_BROKEN_PIPE
+
+        return EXIT_BROKEN_PIPE
+    except BaseException as error:
+        return _complain(error, options)
 
 
-def _complain(text: str, code: int) -> int:
+def _complain(error: BaseException, options: argparse.Namespace) -> int:
+    from leased.exits import judged
+
+    code, text = judged(error, serving=options.verb == "serve", socket=getattr(options, "listening_at", ""))
     for line in text.splitlines():
         print(f"leased: {line}", file=sys.stderr)
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="leased", description="Leases for the processes and AI agents of one host.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"leased {VERSION}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=_Parser)
-    serve = verbs.add_parser("serve", help="run the daemon", allow_abbrev=False)
-    _paths(serve)
-    serve.add_argument("--socket", metavar="PATH", help="the Unix socket to listen on")
-    serve.add_argument("--http", metavar="ADDR:PORT", help="also serve HTTP there")
-    serve.set_defaults(run=_serve)
-    check = verbs.add_parser("check-config", help="read the configuration and say what it comes to", allow_abbrev=False)
-    _paths(check)
-    check.set_defaults(run=_check_config)
-    fsck = verbs.add_parser(
-        "fsck", help="walk both stores and prove every invariant; the daemon must be stopped", allow_abbrev=False
-    )
-    _paths(fsck)
-    fsck.set_defaults(run=_fsck)
-    return parser
-
-
 class _Parser(argparse.ArgumentParser):
-    """argparse with our exit code for a wrong command line."""
+    """argparse with our exit code for a wrong command line, and texts as they are written."""
+
+    def __init__(self, **more: object) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **more)  # type: ignore[arg-type]
 
     def error(self, message: str) -> None:  # type: ignore[override]
         self.print_usage(sys.stderr)
-        print(f"{self.prog}: {message}", file=sys.stderr)
+        print(f"leased: {message}: `{self.prog} --help` shows how", file=sys.stderr)
         raise SystemExit(64)
 
 
-def _paths(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", help="the configuration file")
-    parser.add_argument("--state-dir", metavar="DIR", help="the durable state")
-    parser.add_argument("--runtime-dir", metavar="DIR", help="the volatile state; on tmpfs")
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="leased", description=_ABOUT, epilog=_MORE)
+    parser.add_argument("--version", action="version", version=f"leased {VERSION}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs", parser_class=_Parser)
+
+    serve = verbs.add_parser("serve", help="run the daemon", description=_SERVE)
+    serve.add_argument("--socket", metavar="PATH", help="the Unix socket to listen on")
+    serve.add_argument("--http", metavar="ADDR:PORT", help="also serve HTTP there")
+    serve.set_defaults(run=_serve)
+    check = verbs.add_parser("check-config", help="read the configuration and say what it comes to", description=_CHECK_CONFIG)
+    check.set_defaults(run=_check_config)
+    fsck = verbs.add_parser("fsck", help="prove every invariant of a stopped daemon's state", description=_FSCK)
+    fsck.add_argument("--json", action="store_true", help="the findings as a list of {level, code, path, text}")
+    fsck.set_defaults(run=_fsck)
+    backup = verbs.add_parser("backup", help="copy the ledger to one file, also while the daemon runs", description=_BACKUP)
+    backup.add_argument("file", metavar="FILE", help="a file that does not exist yet")
+    backup.set_defaults(run=_backup)
+    restore = verbs.add_parser("restore", help="put a backup in the place of the ledger", description=_RESTORE)
+    restore.add_argument("file", metavar="FILE", help="a file that `leased backup` wrote")
+    restore.add_argument(
+        "--no-holders", action="store_true", help="you know that nobody holds a lease any more: grant at once after the start"
+    )
+    restore.set_defaults(run=_restore)
+
+    for verb in (serve, check, fsck, backup, restore):
+        verb.add_argument("--config", metavar="FILE", help="the configuration file")
+        verb.add_argument("--state-dir", metavar="DIR", help="the state that is kept")
+        verb.add_argument("--runtime-dir", metavar="DIR", help="the state of this boot; on tmpfs")
+    return parser
 
 
 def _config(options: argparse.Namespace) -> Config:
@@ -92,6 +139,7 @@ def _config(options: argparse.Namespace) -> Config:
 
 def _serve(options: argparse.Namespace) -> int:
     config = _config(options)
+    options.listening_at = str(config.socket)
     import trio
 
     from leased import daemon, log
@@ -112,7 +160,19 @@ def _check_config(options: argparse.Namespace) -> int:
 def _fsck(options: argparse.Namespace) -> int:
     from leased.fsck import run
 
-    return run(_config(options), sys.stdout)
+    return run(_config(options), sys.stdout, as_json=options.json)
+
+
+def _backup(options: argparse.Namespace) -> int:
+    from leased.backup import backup
+
+    return backup(_config(options), Path(options.file), sys.stdout)
+
+
+def _restore(options: argparse.Namespace) -> int:
+    from leased.backup import restore
+
+    return restore(_config(options), Path(options.file), sys.stdout, no_holders=options.no_holders)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,9 @@ def first_of(error: BaseException) -> BaseException:
 def _system(error: OSError, socket: str) -> tuple[int, str]:
     code = EXIT_PERMISSION if error.errno in {errno.EACCES, errno.EPERM} else EXIT_UNAVAILABLE
     said = error.strerror or str(error)
-    where = str(error.filename) if error.filename is not None else socket if error.errno in _OF_A_PATH and socket not in said else ""
+    where = (
+        str(error.filename) if error.filename is not None else socket if error.errno in _OF_A_PATH and socket not in said else ""
+    )
     remedy = _REMEDIES.get(error.errno or 0, "")
     return code, ": ".join(part for part in (where, said, remedy) if part)
 

@@ -32,7 +32,7 @@ def probe(path: Path, *, beside_writer: bool = False) -> str:
     if child == 0:
         _walk_and_exit(path, beside_writer, writing)
     os.close(writing)
-    with open(reading, "rb") as told:
+    with os.fdopen(reading, "rb") as told:
         text = told.read(_MAX_TEXT_BYTES).decode(errors="replace")
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):

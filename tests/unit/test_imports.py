@@ -32,6 +32,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "daemon",
         "systemd",
         "log",
+        "exits",
+        "invariants",
         "fsck",
         "backup",
         "agents",
