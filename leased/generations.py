@@ -33,14 +33,17 @@ class Generations:
         self.raising = 0
 
     def peek(self, wall: float) -> int | None:
-        """The next generation, or None while the mark must be raised first.  Nothing is used up."""
+        """The next generation; None when there is none left below 2^53.  Nothing is used up.
+
+        One above the mark may be decided on but must not be told to anybody before the raised mark is flushed.
+        """
         clock = int(wall * MICROSECONDS)
         if clock > self.mark:
             clock = self.mark
         following = self.last + 1
         if clock > following:
             following = clock
-        return following if following <= self.mark and following <= MAX_GENERATION else None
+        return following if following <= MAX_GENERATION else None
 
     def wanted_mark(self, wall: float) -> int:
         """The mark to flush now, or 0 when the present one will do for a while."""

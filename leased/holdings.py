@@ -28,7 +28,7 @@ from leased.queues import Queues, Waiter
 from leased.state.journal import Journal
 from leased.state.leases import RESERVED_PAGES, Leases, LeasesMeta
 from leased.state.ledger import LedgerLease
-from leased.state.records import Entry, RecordDamaged, decode_lease, encode_lease, entry
+from leased.state.records import Entry, RecordDamaged, decode_lease, decode_tombstone, encode_lease, entry
 from leased.tombs import Tombs
 
 log = structlog.get_logger()
@@ -78,8 +78,8 @@ class Holdings:
         )
         self._boot_id = clock.boot_id()
         self._fences = b""
-        self._new: dict[str, int] = {}
         self._last_stored = 0
+        self._mark_number = 0
         self.now = self.instant()
 
     def instant(self, judged: float | None = None) -> Instant:
@@ -108,13 +108,17 @@ class Holdings:
 
     def record(self, key_hash: bytes) -> Lease | None:
         """The live lease of a key, looked at and nothing more; None too for a record that cannot be read."""
+        record = self.stored(key_hash)
+        return record if record is not None and self.now.judged < record.deadline else None
+
+    def stored(self, key_hash: bytes) -> Lease | None:
+        """What is recorded, live or not; None too for a record that cannot be read."""
         raw = self.lane.transaction.get(key_hash, db=self.leases.leases)
         try:
-            record = decode_lease(raw) if raw is not None else None
-        except RecordDamaged:
+            return decode_lease(raw) if raw is not None else None
+        except (RecordDamaged, StateRefused):
             self.set_aside(key_hash)
             return None
-        return record if record is not None and self.now.judged < record.deadline else None
 
     def is_live(self, key_hash: bytes, generation: int) -> bool:
         """Outside a transaction: is the lease of exactly this generation live?"""
@@ -131,7 +135,7 @@ class Holdings:
     def grant(self, call: Call, request: LeaseRequest, ask: Ask, key_hash: bytes) -> Lease:
         """A fresh grant of a free key.  Raises Unknown (no room, no generation, no ledger yet) or PeerError (limits)."""
         namespace = ask.namespace
-        new = self._new.get(namespace, 0)
+        new = self.lane.granted.get(namespace, 0)
         if self.index.count(namespace) + new >= self.limits.max_leases_per_namespace:
             raise PeerError(
                 "rate_limited",
@@ -152,10 +156,10 @@ class Holdings:
         decision = rules.lease(None, request, ask, self.now, Fresh(generation, fence, self.digests.proof(fence)))
         lease = decision.lease
         assert lease is not None
-        if lease.ttl > self.gate.wait_out or self.journal.may_hold(key_hash):
+        if lease.ttl > self.gate.wait_out or generation > self.generations.mark or self.journal.may_hold(key_hash):
             lease = lease._replace(unflushed=True)
         self.generations.last = generation
-        self._new[namespace] = new + 1
+        self.lane.granted[namespace] = new + 1
         self.lane.transaction.put(key_hash, encode_lease(lease), db=self.leases.leases)
         self.lane.after(self._granted, call, key_hash, lease, request.key, decision.reply)
         return lease
@@ -186,6 +190,12 @@ class Holdings:
         while (waiter := self.queues.first(key_hash)) is not None:
             if waiter.call.peer.gone():
                 self.lane.after(self.queues.remove, waiter)
+            elif waiter.ask.rid and self.is_spent(
+                waiter.ask.rid
+            ):  # its own grant came and went while it waited: one attempt, one grant
+                request = waiter.request
+                self.lane.after(self.refuse, waiter.call, rules.refusal(None, request.key, request.holder, "spent", self.now))
+                self.lane.after(self.queues.remove, waiter)
             else:
                 try:
                     lease = self.grant(waiter.call, waiter.request, waiter.ask, key_hash)
@@ -201,6 +211,10 @@ class Holdings:
                 self.lane.after(self.queues.remove, waiter)
             self._take(waiter)
         return None
+
+    def is_spent(self, rid: bytes) -> bool:
+        raw = self.lane.transaction.get(rid, db=self.leases.tombstones)
+        return raw is not None and self.now.judged < decode_tombstone(raw).until
 
     def _take(self, waiter: Waiter) -> None:
         waiter.taken = True
@@ -218,6 +232,10 @@ class Holdings:
 
     # ---- consequences, after the commit
 
+    def refuse(self, call: Call, reply: Reply) -> None:
+        self.counts["refused" if reply["acquired"] is False else "unknown"] += 1
+        call.answer(reply)
+
     def _granted(self, call: Call, key_hash: bytes, lease: Lease, key: str, reply: Reply) -> None:
         self.counts["granted"] += 1
         self.index.granted(key_hash, lease, key)
@@ -228,6 +246,8 @@ class Holdings:
                 number: int | None = self.journal.put(key_hash, LedgerLease(lease))
             else:
                 number = self.journal.end(key_hash)
+            if lease.generation > self.generations.mark:
+                number = max(number or 0, self.raise_mark())
             assert number is not None  # nothing is flushed between a decision and its consequences
             self.holds.add(key_hash, lease.generation, number, bound(self.now.boot, lease.ttl), Held(call, reply))
             return
@@ -313,6 +333,19 @@ class Holdings:
             self._fences = self._fences[8:]
             if fence >= model.MIN_FENCE:
                 return fence
+
+    def raise_mark(self) -> int:
+        """Queue the next high-water mark if it is time to.  Returns the flush that carries the latest one, 0 when none is under way."""
+        wanted = self.generations.wanted_mark(self.now.wall)
+        if wanted:
+            self.generations.raising = wanted
+            self._mark_number = self.journal.append(("mark", wanted))
+        return self._mark_number
+
+    def mark_flushed(self, number: int) -> None:
+        if self._mark_number and number >= self._mark_number:
+            self._mark_number = 0
+            self.generations.raised()
 
     def count(self, what: str) -> None:
         self.counts[what] += 1

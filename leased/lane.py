@@ -36,6 +36,7 @@ class Lane:
         self._reread = reread
         self._after: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._undo: list[Callable[[], None]] = []
+        self.granted: dict[str, int] = {}  # by namespace, in this transaction: what the index does not count yet
         self.last_error = ""
         self.commits = 0
         self.aborts = 0
@@ -54,6 +55,7 @@ class Lane:
             return Outcome.UNKNOWN
         self._after.clear()
         self._undo.clear()
+        self.granted.clear()
         try:
             self.transaction = self.leases.environment.begin(write=True)
             work(*arguments)

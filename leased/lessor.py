@@ -30,7 +30,7 @@ from leased.model import Ask, Fresh, Lease, LeaseRequest, Reply
 from leased.queues import Waiter
 from leased.state.journal import Journal
 from leased.state.leases import Leases
-from leased.state.records import decode_lease, decode_tombstone
+from leased.state.records import decode_tombstone
 
 log = structlog.get_logger()
 
@@ -74,7 +74,6 @@ class Lessor(Holdings):
         self.journal.kick(self.now.boot)
 
     def _decide_all(self, calls: Sequence[Call]) -> None:
-        self._new.clear()
         operations, after = self.operations, self.lane.after
         for call in calls:
             request = call.request
@@ -98,8 +97,7 @@ class Lessor(Holdings):
         else:
             ask = self._ask(namespace, key_hash, record, request)
         if record is None and not ask.spent:
-            if request.bind == model.BIND_PROCESS and self.binding is not None:
-                self.binding.prove(call.peer)
+            self._prove(call, request)
             try:
                 self.gate.admit_unknown_key(self.now.boot)
                 self.grant(call, request, ask, key_hash)
@@ -111,6 +109,7 @@ class Lessor(Holdings):
         decision = rules.lease(record, request, ask, self.now, _NOTHING_FRESH)
         change = decision.change
         if change is rules.REFUSED:
+            self._prove(call, request)
             if request.wait or self.queues:
                 self._wait(call, request, ask, key_hash, decision.reply)
             else:
@@ -161,6 +160,11 @@ class Lessor(Holdings):
 
     # ---- credentials and lines
 
+    def _prove(self, call: Call, request: LeaseRequest) -> None:
+        """Raises PeerError for a bind that could not be kept, whatever the answer would have been.  A renewal or repeat ignores its bind."""
+        if request.bind == model.BIND_PROCESS and self.binding is not None:
+            self.binding.prove(call.peer)
+
     def _ask(self, namespace: str, key_hash: bytes, record: Lease | None, request: LeaseRequest) -> Ask:
         """The caller's credentials, digested.  Raises PeerError when a request_id was used for another key or holder."""
         proof = b"" if request.fence is None else self.digests.proof(request.fence)
@@ -178,12 +182,8 @@ class Lessor(Holdings):
             raise _reused()
         elsewhere = self.index.rids.get(rid)
         if elsewhere is not None and elsewhere != key_hash:
-            other = self.lane.transaction.get(elsewhere, db=self.leases.leases)
-            if (
-                other is not None
-                and (there := decode_lease(other)).rid == rid
-                and self.now.judged < max(there.deadline, there.rid_until)
-            ):
+            there = self.stored(elsewhere)
+            if there is not None and there.rid == rid and self.now.judged < max(there.deadline, there.rid_until):
                 raise _reused()
         raw = self.lane.transaction.get(rid, db=self.leases.tombstones)
         if raw is not None:
@@ -202,8 +202,6 @@ class Lessor(Holdings):
                 self.lane.after(self._supersede, older, None)
             self.lane.after(self.refuse, call, refusal)
             return
-        if request.bind == model.BIND_PROCESS and self.binding is not None:
-            self.binding.prove(call.peer)
         waiter = Waiter(call, request, ask, key_hash, self.now.boot + request.wait)
         if older is not None:
             self.lane.after(self._supersede, older, waiter)
@@ -220,7 +218,12 @@ class Lessor(Holdings):
 
     def end_wait(self, waiter: Waiter) -> None:
         """The wait is over: the refusal that stands now, or, if the key is free at this very moment, the grant."""
-        record = self.standing(waiter.key_hash)
+        try:
+            record = self.standing(waiter.key_hash)
+        except Unknown as unknown:
+            self.lane.after(self.queues.remove, waiter)
+            self.lane.after(self.answer_unknown, waiter.call, unknown)
+            return
         if waiter.taken:
             self.store_last()
             return
@@ -251,10 +254,6 @@ class Lessor(Holdings):
         else:
             self.queues.replace(older, newer)
         self.answer_unknown(older.call, Unknown("superseded"))
-
-    def refuse(self, call: Call, reply: Reply) -> None:
-        self.counts["refused" if reply["acquired"] is False else "unknown"] += 1
-        call.answer(reply)
 
     def hung_up(self, peer: Peer) -> None:
         """A connection is gone: its waiters leave their lines."""

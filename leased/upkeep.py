@@ -19,7 +19,7 @@ from leased.holds import NEVER, Hold
 from leased.lane import Outcome
 from leased.lessor import Lessor
 from leased.start import Start
-from leased.state.records import RecordDamaged, decode_lease, encode_lease
+from leased.state.records import encode_lease
 from leased.switches import Switches
 
 log = structlog.get_logger()
@@ -39,7 +39,6 @@ class Upkeep:
         self._last_tick = -math.inf
         self._sweep_size = SWEEP_AT_ONCE
         self._again_at = math.inf
-        self._mark_number = 0
         self._was_recovering = True
 
     def next_wake(self) -> float:
@@ -94,15 +93,9 @@ class Upkeep:
 
     def _lapse(self, due: list[bytes]) -> None:
         lessor = self.lessor
-        transaction = lessor.lane.transaction
         for key_hash in due:
-            raw = transaction.get(key_hash, db=lessor.leases.leases)
-            if raw is None:
-                continue
-            try:
-                record = decode_lease(raw)
-            except RecordDamaged:
-                lessor.set_aside(key_hash)
+            record = lessor.stored(key_hash)
+            if record is None:
                 continue
             if lessor.now.judged < record.deadline:
                 lessor.lane.after(lessor.index.again, key_hash, record.deadline)
@@ -147,9 +140,7 @@ class Upkeep:
                 self._tell_unknown(hold, "store")
         for held in lessor.holds.pop_plain(number):
             held.call.answer(held.reply)
-        if self._mark_number and number >= self._mark_number:
-            self._mark_number = 0
-            lessor.generations.raised()
+        lessor.mark_flushed(number)
         self.start.flushed(number)
         self._raise_mark()  # beside the start's second flush, so that the first grant has a generation
         self._serve_after_flush()
@@ -159,8 +150,7 @@ class Upkeep:
         lessor = self.lessor
         transaction = lessor.lane.transaction
         for key_hash, hold in ready:
-            raw = transaction.get(key_hash, db=lessor.leases.leases)
-            record = decode_lease(raw) if raw is not None else None
+            record = lessor.stored(key_hash)
             if record is None or record.generation != hold.generation or lessor.now.judged >= record.deadline:
                 lessor.lane.after(self._tell_unknown, hold, "ended")
             else:
@@ -191,8 +181,7 @@ class Upkeep:
 
     def _undo(self, key_hash: bytes, hold: Hold) -> None:
         lessor = self.lessor
-        raw = lessor.lane.transaction.get(key_hash, db=lessor.leases.leases)
-        record = decode_lease(raw) if raw is not None else None
+        record = lessor.stored(key_hash)
         if record is None or record.generation != hold.generation or not record.unflushed:
             return
         before = rules.undone(record)
@@ -241,10 +230,5 @@ class Upkeep:
             lessor.lane.after(lessor.damaged.pop, key_hash)
 
     def _raise_mark(self) -> None:
-        lessor = self.lessor
-        if self._mark_number or not self.start.ledger_written:
-            return
-        wanted = lessor.generations.wanted_mark(lessor.now.wall)
-        if wanted:
-            lessor.generations.raising = wanted
-            self._mark_number = lessor.journal.append(("mark", wanted))
+        if self.start.ledger_written:
+            self.lessor.raise_mark()

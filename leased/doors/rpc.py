@@ -15,6 +15,28 @@ MESSAGES_AT_ONCE: Final = 64  # of one connection in one batch: one peer's pipel
 MAX_UNSENT_BYTES: Final = 64 * 1024  # answers that wait to be read; past it nothing more is taken from this peer
 
 
+class Allowance:
+    """How many more requests one user may make in this second, over all its connections."""
+
+    __slots__ = ("_each_second", "_left")
+
+    def __init__(self, each_second: int) -> None:
+        self._each_second = each_second
+        self._left = each_second
+
+    def refill(self) -> None:
+        self._left = self._each_second
+
+    def spend(self) -> None:
+        """Raises PeerError when there are none left."""
+        if self._left <= 0:
+            raise PeerError(
+                "rate_limited",
+                f"your user makes more than {self._each_second} requests in a second (limits.requests_per_second_per_uid)",
+            )
+        self._left -= 1
+
+
 class RpcPeer:
     """One connection as the middle sees it (`calls.Peer`): a list of answers not sent yet, and the frames not understood yet.
 
@@ -23,7 +45,7 @@ class RpcPeer:
     """
 
     __slots__ = (
-        "_frames", "_schedule", "bound", "closed", "draining", "ending", "identity", "out", "out_bytes", "pending", "pidfd", "probe",
+        "_frames", "_schedule", "allowance", "bound", "closed", "draining", "ending", "identity", "out", "out_bytes", "pending", "pidfd", "probe",
         "process", "scheduled", "undelivered", "watch",
     )  # fmt: skip
 
@@ -42,6 +64,7 @@ class RpcPeer:
         self.bound: dict[bytes, int] = {}
         self.watch: Any = None
         self.process: Any = None
+        self.allowance: Allowance | None = None
         self.probe = probe
         self.pidfd = pidfd
         self._schedule = schedule
@@ -63,6 +86,8 @@ class RpcPeer:
             return False
         for msgid, method, params in messages:
             try:
+                if self.allowance is not None:
+                    self.allowance.spend()
                 request = parse(method, params)
                 if request[-1] is not None:
                     raise PeerError("unauthenticated", "agent_key is not known here")
@@ -94,10 +119,17 @@ class RpcPeer:
     def answer(self, call: Call, reply: Reply) -> None:
         if call.msgid is None or self.closed:
             return
-        self._answered()
+        self.pending -= 1
+        if self.draining and not self.pending:
+            self.ending = True
         if call.passed_on is not None:
             self.undelivered.append(call.passed_on)
-        self._send(frames.reply(call.msgid, reply))
+        packed = frames.reply(call.msgid, reply)
+        self.out.append(packed)
+        self.out_bytes += len(packed)
+        if not self.scheduled:
+            self.scheduled = True
+            self._schedule(self)
 
     def refuse(self, call: Call, error: PeerError) -> None:
         if call.msgid is not None:

@@ -19,7 +19,7 @@ import structlog
 from leased import frames
 from leased.calls import Call
 from leased.config_keys import Limits
-from leased.doors.rpc import RpcPeer
+from leased.doors.rpc import Allowance, RpcPeer
 from leased.errors import PeerError
 from leased.peers import Policy, peer_pidfd
 
@@ -59,6 +59,7 @@ class Switchboard:
         self._listeners: dict[int, socket.socket] = {}
         self._lines: dict[int, Line] = {}
         self._of_uid: dict[int, int] = {}
+        self._allowances: dict[int, Allowance] = {}
         self._others: dict[int, Callable[[], None]] = {}
         self._scheduled: list[RpcPeer] = []
         self._line_of: dict[RpcPeer, Line] = {}
@@ -258,6 +259,10 @@ class Switchboard:
         self._of_uid[identity.uid] = standing + 1
         descriptor = connection.fileno()
         peer = RpcPeer(identity, self._schedule, lambda: _hung(descriptor), lambda: peer_pidfd(connection))
+        if self._limits.requests_per_second_per_uid:
+            if identity.uid not in self._allowances:
+                self._allowances[identity.uid] = Allowance(self._limits.requests_per_second_per_uid)
+            peer.allowance = self._allowances[identity.uid]
         line = Line(connection, peer)
         self._lines[descriptor] = line
         self._line_of[peer] = line
@@ -276,7 +281,7 @@ class Switchboard:
         uid = peer.identity.uid
         self._of_uid[uid] -= 1
         if not self._of_uid[uid]:
-            del self._of_uid[uid]
+            del self._of_uid[uid]  # its allowance stays until the second is over: reconnecting buys nothing
         self.epoll.unregister(descriptor)
         line.socket.close()
         peer.out = []
@@ -300,6 +305,10 @@ class Switchboard:
         """Close whoever has left a message unfinished too long; try accepting again."""
         if self.paused:
             self._resume()
+        for uid, allowance in list(self._allowances.items()):
+            allowance.refill()
+            if uid not in self._of_uid:
+                del self._allowances[uid]
         for line in list(self._unfinished):
             if line.since == 0.0:
                 line.since = now

@@ -68,6 +68,7 @@ def take_over(leases: Leases, ledger: Ledger, *, wait_out: float, boot: float, b
     following = Start(number, secrets.token_hex(16))
     second: list[Op] = [
         ("uncopy", in_force),
+        ("mark", last),  # a generation of a lease nobody was told of may stand above the mark; from now on it may be told
         (
             "meta",
             {
