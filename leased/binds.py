@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import structlog
 
 from leased import model, rules
-from leased.calls import Peer
+from leased.calls import Peer, Unproven
 from leased.errors import PeerError
 from leased.lane import Outcome
 from leased.lessor import Lessor
@@ -75,20 +75,27 @@ class Binds:
     # ---- before the decision
 
     def prove(self, peer: Peer) -> Process:
-        """The process at the other end.  Raises PeerError where the kernel cannot prove it."""
+        """The process at the other end.  Raises PeerError where it cannot be proven, Unproven where its door must ask for a proof first."""
         process: Process | None = peer.process
         if process is None:
             try:
                 descriptor = peer.pidfd()
             except OSError as error:
+                if error.errno == errno.ENOPROTOOPT:
+                    raise Unproven from None
                 if error.errno in {errno.EMFILE, errno.ENFILE}:
                     raise PeerError("rate_limited", "bind: the daemon has no descriptor left to watch your process with") from None
                 raise PeerError("invalid_argument", 'bind "process" cannot be proven on this connection') from None
-            process = peer.process = Process(descriptor)
-            process.users = 1
-            self._watch(process)
+            process = self.adopt(peer, descriptor)
         if process.dead:
             raise PeerError("invalid_argument", 'bind "process": the process that opened this connection has ended')
+        return process
+
+    def adopt(self, peer: Peer, descriptor: int) -> Process:
+        """`descriptor` is proven to be the pidfd of the process at the other end."""
+        process = peer.process = Process(descriptor)
+        process.users = 1
+        self._watch(process)
         return process
 
     # ---- after the commit
@@ -104,9 +111,9 @@ class Binds:
             return
         try:
             process = self.prove(peer)
-        except PeerError as error:
+        except (PeerError, Unproven) as error:
             log.warning(
-                "bind.kept", error=error.text, key_hash=key_hash.hex()
+                "bind.kept", error=str(error), key_hash=key_hash.hex()
             )  # the bind stays what it was, or only the ttl remains
             return
         if self._process_of.get(key_hash) is process and process.leases.get(key_hash) == lease.generation:

@@ -8,6 +8,10 @@ from leased.errors import PeerError
 from leased.model import Identity, Reply, Request
 
 
+class Unproven(Exception):
+    """A bind needs to know the process at the other end, and the kernel does not say: the door asks for a proof, then calls again."""
+
+
 class Peer(Protocol):
     """A connection as the lane sees it.  The methods only fill buffers; they never block and never raise."""
 
@@ -24,6 +28,10 @@ class Peer(Protocol):
     def refuse(self, call: Call, error: PeerError) -> None: ...
 
     def notify(self, method: str, params: Reply) -> int: ...
+
+    def challenge(self, call: Call) -> None:
+        """Ask for the proof; `call` comes back when it has been given."""
+        ...
 
     def pidfd(self) -> int:
         """A new descriptor of the process that opened this connection.  Raises OSError where the kernel gives none."""

@@ -20,8 +20,9 @@ from leased.calls import Call
 from leased.clock import Clock, HostClock
 from leased.config import Config
 from leased.digests import Digests
+from leased.doors.listen import bind_unix
 from leased.doors.rpc import RpcPeer
-from leased.doors.unix import Switchboard, bind_unix
+from leased.doors.unix import Switchboard
 from leased.errors import StateRefused, StoreError
 from leased.gate import Gate
 from leased.generations import Generations, check_wall
@@ -98,6 +99,7 @@ class Daemon:
         )
         self.board = Switchboard(policy, config.limits, self._decide, self._hung_up)
         self.binds = Binds(self.lessor, self.board.readable, self.board.forget, notifier or None)
+        self.board.proven = self.binds.adopt
         self.upkeep = Upkeep(self.lessor, self.start, self.switches, self.binds)
         self.views = Views(self.lessor, self.start, config, taken.meta.install_id, lambda: len(self.board))
         self._seen = clock.now().boot
@@ -141,6 +143,7 @@ class Daemon:
         if boot > self._wake + LATE_SECONDS:
             judged = self._deaf(boot)
         done = self.board.turn(judged)
+        self.journal.kick(boot)
         self._seen = boot
         return done
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import structlog
 
 from leased import model, rules
-from leased.calls import Call, Peer
+from leased.calls import Call, Peer, Unproven
 from leased.clock import Clock
 from leased.config_keys import Limits
 from leased.digests import Digests
@@ -83,6 +83,8 @@ class Lessor(Holdings):
                 after(self.answer_unknown, call, unknown)
             except PeerError as error:
                 after(call.refuse, error)
+            except Unproven:
+                after(call.peer.challenge, call)
         self.store_last()
 
     # ---- operations

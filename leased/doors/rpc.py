@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Final
 
 from leased import frames
 from leased.calls import Call
+from leased.doors.proof import Challenge
 from leased.errors import PeerError
 from leased.model import Identity, Reply
 from leased.schema import parse
@@ -45,8 +47,26 @@ class RpcPeer:
     """
 
     __slots__ = (
-        "_frames", "_schedule", "allowance", "bound", "closed", "draining", "ending", "identity", "out", "out_bytes", "pending", "pidfd", "probe",
-        "process", "scheduled", "undelivered", "watch",
+        "_frames",
+        "_schedule",
+        "allowance",
+        "begin_proof",
+        "bound",
+        "challenged",
+        "closed",
+        "draining",
+        "ending",
+        "identity",
+        "out",
+        "out_bytes",
+        "pending",
+        "pidfd",
+        "probe",
+        "process",
+        "proven",
+        "scheduled",
+        "undelivered",
+        "watch",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +85,9 @@ class RpcPeer:
         self.watch: Any = None
         self.process: Any = None
         self.allowance: Allowance | None = None
+        self.challenged: Challenge | None = None
+        self.begin_proof: Callable[[], Challenge] = _no_proof
+        self.proven: Callable[[RpcPeer, int], object] = _no_proof
         self.probe = probe
         self.pidfd = pidfd
         self._schedule = schedule
@@ -88,6 +111,9 @@ class RpcPeer:
             try:
                 if self.allowance is not None:
                     self.allowance.spend()
+                if method == "prove":
+                    self._proof(msgid, params, batch)
+                    continue
                 request = parse(method, params)
                 if request[-1] is not None:
                     raise PeerError("unauthenticated", "agent_key is not known here")
@@ -104,6 +130,37 @@ class RpcPeer:
                     self.pending += 1
                 batch.append(Call(self, msgid, request))
         return self._frames.pending > 0 and not self._frames.unfinished
+
+    # ---- proving a process
+
+    def challenge(self, call: Call) -> None:
+        try:
+            if self.challenged is None:
+                self.challenged = self.begin_proof()
+                self.notify("prove", self.challenged.question)
+        except OSError:
+            call.refuse(_unproven())
+            return
+        self.challenged.waiting.append(call)
+
+    def _proof(self, msgid: int | None, params: Reply, batch: list[Call]) -> None:
+        """The echo: right, the calls that waited for it are decided now; wrong, they are refused."""
+        challenge, self.challenged = self.challenged, None
+        if challenge is None:
+            raise PeerError("invalid_argument", "nonce was not asked for")
+        if not challenge.proven_by(params):
+            self.give_up_proof(challenge)
+            raise PeerError("invalid_argument", "nonce does not prove the process that opened this connection")
+        self.proven(self, challenge.descriptor)
+        batch += challenge.waiting
+        if msgid is not None:
+            self._send(frames.reply(msgid, {"proven": True}))
+
+    def give_up_proof(self, challenge: Challenge) -> None:
+        self.challenged = None
+        os.close(challenge.descriptor)
+        for call in challenge.waiting:
+            call.refuse(_unproven())
 
     @property
     def unfinished(self) -> bool:
@@ -173,3 +230,14 @@ class RpcPeer:
         if not self.scheduled:
             self.scheduled = True
             self._schedule(self)
+
+
+def _unproven() -> PeerError:
+    return PeerError(
+        "invalid_argument",
+        'bind "process" could not be proven: the client must echo the nonce of `prove` from the process that connected',
+    )
+
+
+def _no_proof(*_: object) -> Any:
+    raise OSError("no proof can be asked for here")

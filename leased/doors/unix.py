@@ -11,7 +11,6 @@ import os
 import select
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -19,6 +18,7 @@ import structlog
 from leased import frames
 from leased.calls import Call
 from leased.config_keys import Limits
+from leased.doors.proof import MAX_PROOF_SECONDS, Challenge
 from leased.doors.rpc import Allowance, RpcPeer
 from leased.errors import PeerError
 from leased.peers import Policy, peer_pidfd
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 READ_BYTES: Final = 64 * 1024
 ACCEPTED_AT_ONCE: Final = 64
-EVENTS_AT_ONCE: Final = 1024
+EVENTS_BESIDE_CLIENTS: Final = 256  # listeners and pidfds in one turn; every client has a place of its own
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 _FULL: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 Decide = Callable[[list[Call], float | None], None]
@@ -56,6 +56,7 @@ class Switchboard:
         self._limits = limits
         self._decide = decide
         self._hung_up = hung_up
+        self.proven: Callable[[RpcPeer, int], object] = lambda peer, descriptor: os.close(descriptor)
         self._listeners: dict[int, socket.socket] = {}
         self._lines: dict[int, Line] = {}
         self._of_uid: dict[int, int] = {}
@@ -90,7 +91,7 @@ class Switchboard:
 
     def turn(self, judged: float | None = None) -> bool:
         """Serve everything that is ready now.  True when something was done, so that another turn may find more."""
-        events = self.epoll.poll(0, EVENTS_AT_ONCE)
+        events = self.epoll.poll(0, len(self._lines) + EVENTS_BESIDE_CLIENTS)
         batch: list[Call] = []
         ended: list[Line] = []
         if self._backlog:
@@ -126,14 +127,18 @@ class Switchboard:
             elif not line.peer.closed:
                 self._watch(line, line.mask & _OUT)
                 line.peer.drain()
-                self.flush()
+        if ended:
+            self.flush()  # what they held has gone to others
         return bool(events or batch)
 
     def _read(self, line: Line, batch: list[Call]) -> bool:
         """Read once and take what is complete.  False when nothing more will come from this client."""
         peer = line.peer
         try:
-            chunk = line.socket.recv(READ_BYTES)
+            if peer.challenged is not None:
+                chunk = peer.challenged.read(line.socket, READ_BYTES)
+            else:
+                chunk = line.socket.recv(READ_BYTES)
         except BlockingIOError:
             return peer.probe is not _yes
         except OSError:
@@ -259,6 +264,8 @@ class Switchboard:
         self._of_uid[identity.uid] = standing + 1
         descriptor = connection.fileno()
         peer = RpcPeer(identity, self._schedule, lambda: _hung(descriptor), lambda: peer_pidfd(connection))
+        peer.begin_proof = lambda: Challenge(connection, identity.pid)
+        peer.proven = self.proven
         if self._limits.requests_per_second_per_uid:
             if identity.uid not in self._allowances:
                 self._allowances[identity.uid] = Allowance(self._limits.requests_per_second_per_uid)
@@ -273,6 +280,8 @@ class Switchboard:
         if peer.closed:
             return
         peer.closed = True
+        if peer.challenged is not None:
+            peer.give_up_proof(peer.challenged)
         self._hung_up(peer)
         descriptor = line.socket.fileno()
         del self._lines[descriptor], self._line_of[peer]
@@ -309,6 +318,12 @@ class Switchboard:
             allowance.refill()
             if uid not in self._of_uid:
                 del self._allowances[uid]
+        for line in list(self._lines.values()):
+            challenge = line.peer.challenged
+            if challenge is not None:
+                challenge.begun = challenge.begun or now
+                if now - challenge.begun >= MAX_PROOF_SECONDS:
+                    line.peer.give_up_proof(challenge)
         for line in list(self._unfinished):
             if line.since == 0.0:
                 line.since = now
@@ -340,39 +355,3 @@ def _hung(descriptor: int) -> bool:
     poller = select.poll()
     poller.register(descriptor, 0)
     return bool(poller.poll(0))
-
-
-def bind_unix(path: Path, mode: int, gid: int | None) -> socket.socket:
-    """A listening socket at `path`, never wider than `mode` for a moment: bound under a closed umask, then opened.
-
-    Only for a daemon that holds the lock of its state: a socket file that nobody listens on is replaced, a live one raises OSError.
-    """
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if path.is_socket():
-            probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            probe.setblocking(False)
-            try:
-                probe.connect(str(path))
-            except (ConnectionRefusedError, FileNotFoundError):
-                path.unlink(missing_ok=True)
-            except BlockingIOError:  # its backlog is full: somebody is there
-                raise OSError(errno.EADDRINUSE, f"{path}: another process listens on this socket") from None
-            else:
-                raise OSError(errno.EADDRINUSE, f"{path}: another process listens on this socket")
-            finally:
-                probe.close()
-        before = os.umask(0o177)
-        try:
-            listener.bind(str(path))
-        finally:
-            os.umask(before)
-        if gid is not None:
-            os.chown(path, -1, gid)
-        path.chmod(mode)
-        listener.listen(512)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
