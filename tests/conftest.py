@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +14,14 @@ for each in (HERE, HERE / "simulation"):
     if str(each) not in sys.path:
         sys.path.append(str(each))
 
-from daemons import Daemon  # noqa: E402  (found by the lines above)
-
-MakeDaemon = Callable[..., Daemon]
+from daemons import Daemon, MakeDaemon  # noqa: E402  (found by the lines above)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_from_outside() -> None:
     """The environment of whoever runs the tests must not choose sockets or directories."""
-    for name in [name for name in os.environ if name.startswith("LEASE")]:
-        del os.environ[name]
+    for name in ("LEASED_SOCKET", "LEASE_FENCE"):
+        os.environ.pop(name, None)
 
 
 @pytest.fixture

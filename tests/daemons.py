@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -327,6 +327,10 @@ class Daemon:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         shutil.rmtree(self.place, ignore_errors=True)
+
+
+MakeDaemon = Callable[..., Daemon]
+"""The fixtures `make_daemon` and `make_shared_daemon`: (config, like=another Daemon, state_dir=, runtime_dir=, socket_path=)."""
 
 
 def run_leased(*arguments: str | Path, seconds: float = READY_SECONDS, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -14,8 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from conftest import MakeDaemon
-from daemons import Daemon, Rpc
+from daemons import Daemon, MakeDaemon, Rpc
 
 TTL = 0.15  # seconds; the shortest that leaves a loaded machine time for the steps of a test that come before the lapse
 REFUSAL = {

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from conftest import MakeDaemon
-from daemons import Daemon, HungUp, Rpc, RpcError, request
+from daemons import Daemon, HungUp, MakeDaemon, Rpc, RpcError, request
 
 SOON = 0.15  # seconds in which nothing must happen
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import MakeDaemon
-from daemons import Daemon, Rpc
+from daemons import Daemon, MakeDaemon, Rpc
 
 TTL = 0.15
 
