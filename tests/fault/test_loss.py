@@ -6,7 +6,6 @@ What the wait protects is told by what is granted and when; generations are comp
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Callable
 
 import pytest
