@@ -13,6 +13,8 @@ from leased.version import VERSION
 if TYPE_CHECKING:
     from leased.config import Config
 
+_UNUSED: Final = "/run/unused.sock"  # for verbs that need no socket, so that they need no $XDG_RUNTIME_DIR to find one: cron has none
+
 _ABOUT: Final = """Leases for the processes and AI agents of one host: one holder per key, until it is released or its time is up.
 This command runs the daemon and looks after its state; `lease` is the one that takes leases."""
 
@@ -106,16 +108,16 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check_config)
     fsck = verbs.add_parser("fsck", help="prove every invariant of a stopped daemon's state", description=_FSCK)
     fsck.add_argument("--json", action="store_true", help="the findings as a list of {level, code, path, text}")
-    fsck.set_defaults(run=_fsck)
+    fsck.set_defaults(run=_fsck, socket=_UNUSED)
     backup = verbs.add_parser("backup", help="copy the ledger to one file, also while the daemon runs", description=_BACKUP)
     backup.add_argument("file", metavar="FILE", help="a file that does not exist yet")
-    backup.set_defaults(run=_backup)
+    backup.set_defaults(run=_backup, socket=_UNUSED)
     restore = verbs.add_parser("restore", help="put a backup in the place of the ledger", description=_RESTORE)
     restore.add_argument("file", metavar="FILE", help="a file that `leased backup` wrote")
     restore.add_argument(
         "--no-holders", action="store_true", help="you know that nobody holds a lease any more: grant at once after the start"
     )
-    restore.set_defaults(run=_restore)
+    restore.set_defaults(run=_restore, socket=_UNUSED)
 
     for verb in (serve, check, fsck, backup, restore):
         verb.add_argument("--config", metavar="FILE", help="the configuration file")

@@ -69,8 +69,9 @@ def restore(config: Config, file: Path, out: TextIO, *, no_holders: bool = False
     StoreError or OSError, and then the ledger is as it was."""
     file = file.absolute()
     home, target = config.state_dir, config.state_dir / DATA
-    if not file.exists():
+    if not file.is_file():
         raise WrongUse(f"{file}: there is no such file: name one that `leased backup` wrote")
+    os.close(os.open(file, os.O_RDONLY | os.O_CLOEXEC))  # who may not read it is told so, and not that it is damaged
     if target.exists() and file.samefile(target):
         raise WrongUse(f"{file} is the state itself: name a copy that `leased backup` wrote")
     with contextlib.ExitStack() as held:
@@ -205,16 +206,15 @@ def _about(file: Path, said: str, remedy: str) -> str:
 
 
 def _swap(home: Path, restoring: Path, install_id: str, owner: os.stat_result) -> Path | None:
-    """The copy becomes the ledger.  A crash between the two renames leaves no data.mdb beside `initialised`: no daemon starts on that,
-    and what it says is to restore."""
+    """The copy becomes the ledger, in one step: a crash leaves the one or the other in its place."""
     write_initialised(home, install_id)
     if os.geteuid() == 0:
         os.chown(home / INITIALISED, owner.st_uid, owner.st_gid)
     target, aside = home / DATA, None
     if target.exists():
         aside = _free_name(home)
-        target.rename(aside)
-    restoring.rename(target)
+        aside.hardlink_to(target)
+    restoring.replace(target)
     _flush_directory(home)
     return aside
 

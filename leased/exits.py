@@ -33,6 +33,7 @@ _REMEDIES: Final = {
     errno.EPERM: "run this as the user it belongs to, or as root",
     errno.ENOENT: "make it, or name another place",
     errno.ENOTDIR: "a part of this path is a file: name another place",
+    errno.EEXIST: "something else is there: move it away, or name another place",
     errno.EROFS: "it is mounted read-only: mount it for writing, or name another place",
     errno.ENOSPC: "give the file system more room, or name another place",
     errno.EDQUOT: "give the user more room, or name another place",

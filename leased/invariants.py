@@ -1,7 +1,8 @@
 """What must be true of a stopped state, whatever crash or power cut came before: each rule a function from contents to findings.
 
 The rules follow from the order in which the daemon writes: `leases` commits before any answer leaves, the ledger is written behind it, a
-long lease is told of only when the ledger has it, and deletes ride behind.  So the ledger may hold too much and never too little.
+long lease is told of only when the ledger has it, any lease only when the ledger's mark is not below its generation, and deletes ride
+behind.  So the ledger may hold too much and never too little.
 Instants are CLOCK_BOOTTIME seconds.
 """
 
@@ -173,11 +174,6 @@ def of_both(ledger: LedgerContents, leases: LeasesContents, path: str, host: Hos
             text = f"the volatile state is {how.value}; the next start brings the ledger up to it"
         yield Finding("both.match", path, text, note=how is Match.UNFINISHED)
         return
-    if leases.last is not None and leases.last > theirs["mark"]:
-        yield finding(
-            "mark",
-            f"generation {leases.last} was handed out, above the ledger's mark {theirs['mark']}: after a power cut it may come again",
-        )
     yield from _rows_of_both(ledger, leases, path, host)
 
 
@@ -192,6 +188,12 @@ def _rows_of_both(ledger: LedgerContents, leases: LeasesContents, path: str, hos
         there = ledger.rows[key_hash].lease if key_hash in ledger.rows else None
         promised = lease.previous_ttl if lease.unflushed else lease.ttl  # 0.0: nobody was told of it yet
         same = there is not None and there.generation == lease.generation
+        told = promised > 0.0
+        if told and lease.generation > ledger.meta["mark"]:
+            yield finding(
+                "mark",
+                f"{name} was told of, above the ledger's mark {ledger.meta['mark']}: after a power cut its generation may come again",
+            )
         if promised > ledger.meta["wait_out"] and not (same and there is not None and there.ttl >= promised):
             has = "does not have it" if not same or there is None else f"has it with {there.ttl:g} s"
             yield finding(

@@ -60,8 +60,10 @@ def _walk_and_exit(path: Path, beside_writer: bool, writing: int) -> None:
 def _walk(path: Path, beside_writer: bool) -> list[str]:
     try:
         environment = open_to_read(path, tables=MAX_TABLES, beside_writer=beside_writer)
-    except (LeasedError, OSError) as error:
+    except LeasedError as error:
         return [str(error)]
+    except OSError as error:
+        return [f"{error.filename}: {error.strerror}"]
     try:
         for name in _names(environment):
             table = environment.open_db(name, create=False)
