@@ -91,7 +91,7 @@ class Lessor(Holdings):
 
     def _lease(self, call: Call, request: LeaseRequest) -> None:
         self.gate.admit()
-        namespace = call.peer.identity.namespace
+        namespace = call.identity.namespace
         key_hash = self.digests.key_hash(namespace, request.key)
         record = self.standing(key_hash)
         if request.fence is None and request.request_id is None:
@@ -125,7 +125,7 @@ class Lessor(Holdings):
 
     def _renew(self, call: Call, request: model.RenewRequest) -> None:
         self.gate.admit()
-        namespace = call.peer.identity.namespace
+        namespace = call.identity.namespace
         key_hash = self.digests.key_hash(namespace, request.key)
         record = self.standing(key_hash)
         if record is None:
@@ -139,7 +139,7 @@ class Lessor(Holdings):
 
     def _release(self, call: Call, request: model.ReleaseRequest) -> None:
         self.gate.admit_reading()
-        namespace = call.peer.identity.namespace
+        namespace = call.identity.namespace
         key_hash = self.digests.key_hash(namespace, request.key)
         record = self.standing(key_hash)
         if record is None:
@@ -153,7 +153,7 @@ class Lessor(Holdings):
 
     def _check(self, call: Call, request: model.CheckRequest) -> None:
         self.gate.admit_reading()
-        key_hash = self.digests.key_hash(call.peer.identity.namespace, request.key)
+        key_hash = self.digests.key_hash(call.identity.namespace, request.key)
         record = self.standing(key_hash)
         if record is None:
             self.gate.admit_unknown_key(self.now.boot)

@@ -28,12 +28,13 @@ Reply = dict[str, Any]
 
 
 class Identity(NamedTuple):
-    """Who is at the other end of a connection, established once at the door and passed inward."""
+    """Who asks, established once at the door and passed inward.  `agent`: the name of the agent whose key was brought, if one was."""
 
     namespace: str
     uid: int
     pid: int
     operator: bool
+    agent: str = ""
 
 
 class Instant(NamedTuple):

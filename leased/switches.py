@@ -86,7 +86,7 @@ class Switches:
         lessor = self._lessor
         lessor.gate.admit_reading()
         now = lessor.now
-        namespace = call.peer.identity.namespace
+        namespace = call.identity.namespace
         key = lessor.digests.scope_key(namespace, request.scope)
         before = self._all.get(key)
         agent_id = request.agent_id if request.agent_id is not None else before.agent_id if before is not None else None
@@ -115,7 +115,7 @@ class Switches:
         """`resume_packet`: what the scope holds, and what its switch did."""
         lessor = self._lessor
         lessor.gate.admit_reading()
-        namespace = call.peer.identity.namespace
+        namespace = call.identity.namespace
         entries: list[Reply] = []
         for key_hash in lessor.index.of_scope(namespace, request.scope)[:MAX_TOLD]:
             record = lessor.record(key_hash)

@@ -43,7 +43,7 @@ class Views:
     def list(self, call: Call, request: model.ListRequest) -> None:
         lessor = self._lessor
         lessor.gate.admit_reading()
-        identity = call.peer.identity
+        identity = call.identity
         after = request.cursor or 0
         if request.all:
             require_operator(identity, "all")
@@ -74,7 +74,7 @@ class Views:
     def revoke(self, call: Call, request: model.RevokeRequest) -> None:
         lessor = self._lessor
         lessor.gate.admit_reading()
-        identity = call.peer.identity
+        identity = call.identity
         require_operator(identity, "revoke")
         if request.key_hash is not None:
             key_hash = request.key_hash
@@ -109,7 +109,7 @@ class Views:
         lessor.holds.add_plain(number, lessor.now.boot + MAX_HOLD_SECONDS, Held(call, reply), otherwise)
 
     def info(self, call: Call, request: model.InfoRequest) -> None:
-        self._lessor.lane.after(call.answer, self.describe(call.peer.identity))
+        self._lessor.lane.after(call.answer, self.describe(call.identity))
 
     def describe(self, identity: Identity) -> Reply:
         """`info`: what a caller may rely on, and what an operator looks at first."""

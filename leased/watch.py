@@ -6,7 +6,7 @@ until it has read, and then how much it missed.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from leased import model
 from leased.calls import Call
@@ -20,8 +20,7 @@ MAX_UNREAD_BYTES: Final = 48 * 1024  # of one watcher, below what stops the conn
 class WatchingPeer(Protocol):
     """A connection that can be told things it did not ask for.  `notify` returns the bytes that wait to be read."""
 
-    identity: model.Identity
-    watch: object | None
+    watch: Any
     out_bytes: int
 
     def notify(self, method: str, params: Reply) -> int: ...
@@ -30,10 +29,11 @@ class WatchingPeer(Protocol):
 class Watch:
     """One connection's watch.  `seq` is the last number used, from 1; it goes on over unwatch and watch again."""
 
-    __slots__ = ("_peer", "key_hash", "missed_from", "scope", "seq")
+    __slots__ = ("_peer", "identity", "key_hash", "missed_from", "scope", "seq")
 
-    def __init__(self, peer: WatchingPeer, key_hash: bytes | None, scope: str | None, seq: int) -> None:
+    def __init__(self, peer: WatchingPeer, identity: model.Identity, key_hash: bytes | None, scope: str | None, seq: int) -> None:
         self._peer = peer
+        self.identity = identity
         self.key_hash = key_hash
         self.scope = scope
         self.seq = seq
@@ -81,7 +81,7 @@ class Watchers:
 
     def _begin(self, call: Call, request: model.WatchRequest) -> None:
         peer = call.peer
-        identity = peer.identity
+        identity = call.identity
         if not hasattr(peer, "notify"):
             call.refuse(PeerError("invalid_argument", "watch needs a MessagePack-RPC connection"))
             return
@@ -93,7 +93,7 @@ class Watchers:
             call.refuse(PeerError("rate_limited", f"watch: your user has {standing} watches (limits.max_watchers_per_uid)"))
             return
         key_hash = None if request.key is None else self._lessor.digests.key_hash(identity.namespace, request.key)
-        watch = Watch(peer, key_hash, request.scope, self._last_seq.pop(id(peer), 0))
+        watch = Watch(peer, identity, key_hash, request.scope, self._last_seq.pop(id(peer), 0))
         peer.watch = watch
         self._of_uid[identity.uid] = standing + 1
         self._spaces.setdefault(identity.namespace, {})[id(peer)] = watch
@@ -112,10 +112,11 @@ class Watchers:
         self._last_seq.pop(id(peer), None)
 
     def forget(self, peer: WatchingPeer) -> None:
-        if peer.watch is None:
+        watch = peer.watch
+        if not isinstance(watch, Watch):
             return
         peer.watch = None
-        namespace, uid = peer.identity.namespace, peer.identity.uid
+        namespace, uid = watch.identity.namespace, watch.identity.uid
         del self._spaces[namespace][id(peer)]
         if not self._spaces[namespace]:
             del self._spaces[namespace]
