@@ -46,17 +46,19 @@ class Call:
     """A request with its way back.  `msgid` means something to the peer alone.  Answered exactly once.
 
     `identity` is whom it counts for: the connection's, or what the agent key in this one request says.
+    `agent_lock`: it came in the agent-lock form, which has a price of its own.
     `passed_on` is set when the answer grants a lease to one that waited: (key hash, generation), for the door to give back if the answer
     cannot be delivered.
     """
 
-    __slots__ = ("identity", "msgid", "passed_on", "peer", "request")
+    __slots__ = ("agent_lock", "identity", "msgid", "passed_on", "peer", "request")
 
     def __init__(self, peer: Peer, msgid: int | None, request: Request, identity: Identity | None = None) -> None:
         self.peer = peer
         self.identity = peer.identity if identity is None else identity
         self.msgid = msgid
         self.request = request
+        self.agent_lock = False
         self.passed_on: tuple[bytes, int] | None = None
 
     def answer(self, reply: Reply) -> None:

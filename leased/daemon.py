@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 import trio
 
+from leased.billing import Billing
 from leased.binds import Binds, is_bind
 from leased.calls import Call
 from leased.clock import Clock, HostClock
@@ -33,11 +34,13 @@ from leased.state.environment import DirectoryLock, NotWritten
 from leased.state.journal import Journal
 from leased.state.leases import Leases
 from leased.state.ledger import INITIALISED, Ledger, write_initialised
+from leased.state.outbox import read_state
 from leased.state.recovery import TakenOver, take_over
 from leased.state.writer import WriterThread
 from leased.stop import copy_out
 from leased.switches import Switches
 from leased.systemd import Notifier, inherited
+from leased.tariff import Tariff
 from leased.upkeep import Upkeep
 from leased.views import Views
 from leased.watch import Watchers
@@ -99,8 +102,18 @@ class Daemon:
         )
         self.board = Switchboard(policy, config.limits, self._decide, self._hung_up)
         self.binds = Binds(self.lessor, self.board.readable, self.board.forget, notifier or None)
+        tariff = Tariff(config.billing.enabled, config.billing.currency, config.billing.refusal, config.billing.agent_lock_call)
+        self.lessor.free = tariff.free()
+        self.billing = Billing(
+            self.lessor,
+            tariff,
+            read_state(ledger),
+            taken.meta.incarnation,
+            max_waiting=config.billing.outbox_max_events,
+            max_once=config.limits.max_billed_once_records,
+        )
         self.board.proven = self.binds.adopt
-        self.upkeep = Upkeep(self.lessor, self.start, self.switches, self.binds)
+        self.upkeep = Upkeep(self.lessor, self.start, self.switches, self.binds, self.billing)
         self.views = Views(self.lessor, self.start, config, taken.meta.install_id, lambda: len(self.board))
         self._seen = clock.now().boot
         self._wake = self._seen

@@ -26,6 +26,7 @@ class Digests:
         self._proof = hashlib.blake2b(key=secret, digest_size=PROOF_BYTES, person=b"leased fence")
         self._rid = hashlib.blake2b(key=secret, digest_size=RID_BYTES + 8, person=b"leased rid")
         self._holder = hashlib.blake2b(key=secret, digest_size=PROOF_BYTES, person=b"leased holder")
+        self._refusal = hashlib.blake2b(key=secret, digest_size=PROOF_BYTES, person=b"leased refusal")
         self._scope = hashlib.blake2b(key=secret, digest_size=KEY_HASH_BYTES, person=b"leased scope")
         self._namespaces: dict[str, hashlib.blake2b] = {}
 
@@ -57,6 +58,13 @@ class Digests:
         """The key of a scope's switch in the stores."""
         digest = _prefixed(self._scope, namespace)
         digest.update(scope.encode())
+        return digest.digest()
+
+    def refusal_id(self, namespace: str, key_hash: bytes, holder: str) -> bytes:
+        """The id of the fact that this key was refused to this label: the same fact cannot be two events."""
+        digest = _prefixed(self._refusal, namespace)
+        digest.update(key_hash)
+        digest.update(holder.encode())
         return digest.digest()
 
     def holder_hash(self, namespace: str, holder: str) -> bytes:

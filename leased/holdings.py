@@ -7,14 +7,15 @@ commit: indexes, ledger operations, answers.  Nothing here reads a request's mea
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol
+from collections.abc import Iterator
+from typing import Any, Final
 
 import structlog
 
 from leased import model, rules
-from leased.calls import Call, Peer
+from leased.calls import Call
 from leased.clock import Clock
+from leased.companions import Bills, Binding, Watching
 from leased.config_keys import Limits
 from leased.digests import Digests
 from leased.errors import PeerError, StateRefused
@@ -36,18 +37,6 @@ log = structlog.get_logger()
 FENCES_DRAWN_AT_ONCE: Final = 64  # one system call for as many; they wait in memory as bytes nobody has been told
 LAPSED: Final = "lapsed"
 DAMAGED_SECONDS: Final = model.MAX_TTL_SECONDS  # a record that cannot be read may have promised this much
-Watching = Callable[[str, bytes, Lease, str, str | None], None]
-"""(type, key hash, lease, reason, text of the key): what a watcher is told."""
-
-
-class Binding(Protocol):
-    """Told of leases with a bind, after the commit: see binds.py."""
-
-    def prove(self, peer: Peer) -> object: ...
-
-    def bound(self, key_hash: bytes, lease: Lease, peer: Peer) -> None: ...
-
-    def ended(self, key_hash: bytes) -> None: ...
 
 
 class Holdings:
@@ -71,6 +60,8 @@ class Holdings:
         self.damaged: dict[bytes, float] = {}
         self.watching: Watching | None = None
         self.binding: Binding | None = None
+        self.billing: Bills | None = None
+        self.free = model.FREE
         self.unflushed: list[bytes] = []  # found marked so by `reread`
         self.room = 0  # pages, an estimate that only errs downwards; see has_room
         self.counts: dict[str, int] = dict.fromkeys(
@@ -84,7 +75,7 @@ class Holdings:
 
     def instant(self, judged: float | None = None) -> Instant:
         now = self.clock.now()
-        return Instant(now.boot if judged is None else judged, now.boot, now.wall, self._boot_id)
+        return Instant(now.boot if judged is None else judged, now.boot, now.wall, self._boot_id, self.free)
 
     # ---- halves that are part of a decision
 
@@ -158,6 +149,8 @@ class Holdings:
         assert lease is not None
         if lease.ttl > self.gate.wait_out or generation > self.generations.mark or self.journal.may_hold(key_hash):
             lease = lease._replace(unflushed=True)
+        elif call.agent_lock:
+            self.price(call, key_hash, request.holder, decision.reply)
         self.generations.last = generation
         self.lane.granted[namespace] = new + 1
         self.lane.transaction.put(key_hash, encode_lease(lease), db=self.leases.leases)
@@ -168,6 +161,8 @@ class Holdings:
         put = rules.needs_flush(lease.ttl, self.gate.wait_out, self.journal.ttl_of(key_hash, lease.generation))
         if put and not before.unflushed:
             lease = lease._replace(unflushed=True, previous_ttl=before.ttl, previous_deadline=before.deadline)
+        if call.agent_lock and not lease.unflushed:
+            self.price(call, key_hash, lease.holder, reply)
         self.lane.transaction.put(key_hash, encode_lease(lease), db=self.leases.leases)
         self.lane.after(self._after_renewal, call, key_hash, lease, reply, put)
 
@@ -211,6 +206,11 @@ class Holdings:
                 self.lane.after(self.queues.remove, waiter)
             self._take(waiter)
         return None
+
+    def price(self, call: Call, key_hash: bytes, holder: str, reply: Reply) -> None:
+        """A true or false answer to a call of the agent-lock form costs its price; one that is held for the ledger, when it leaves."""
+        if call.agent_lock and self.billing is not None:
+            reply["charge"] = self.billing.called(call.identity.namespace, key_hash, holder)
 
     def is_spent(self, rid: bytes) -> bool:
         raw = self.lane.transaction.get(rid, db=self.leases.tombstones)
@@ -317,7 +317,7 @@ class Holdings:
         self.counts["unknown"] += 1
         request = call.request
         if isinstance(request, model.LeaseRequest | model.RenewRequest | model.ReleaseRequest | model.CheckRequest):
-            call.answer(rules.unknown(request, unknown.reason, unknown.retry_after))
+            call.answer(rules.unknown(request, unknown.reason, unknown.retry_after, self.free))
         elif isinstance(request, model.RevokeRequest):
             call.answer({"revoked": None, "reason": unknown.reason, "retry_after_seconds": unknown.retry_after})
         else:

@@ -31,9 +31,11 @@ from leased.queues import Waiter
 from leased.state.journal import Journal
 from leased.state.leases import Leases
 from leased.state.records import decode_tombstone
+from leased.tariff import BILLED_REASONS
 
 log = structlog.get_logger()
 
+QUEUED_FOR: Final = frozenset({"held", "same_label", "recovering"})  # what will pass, so that waiting for it makes sense
 _NOTHING_FRESH: Final = Fresh(0, 0, b"")
 
 
@@ -75,6 +77,8 @@ class Lessor(Holdings):
 
     def _decide_all(self, calls: Sequence[Call]) -> None:
         operations, after = self.operations, self.lane.after
+        if self.billing is not None:
+            self.billing.begin_batch()
         for call in calls:
             request = call.request
             try:
@@ -106,12 +110,14 @@ class Lessor(Holdings):
             except Unknown as unknown:
                 if unknown.reason != "recovering" or not request.wait:
                     raise
-                self._wait(call, request, ask, key_hash, rules.unknown(request, unknown.reason, unknown.retry_after))
+                self._wait(call, request, ask, key_hash, rules.unknown(request, unknown.reason, unknown.retry_after, self.free))
             return
         decision = rules.lease(record, request, ask, self.now, _NOTHING_FRESH)
         change = decision.change
         if change is rules.REFUSED:
             self._prove(call, request)
+            if self.billing is not None and not (request.wait and decision.reply["reason"] in QUEUED_FOR):
+                self._bill(call, key_hash, request, decision.reply)
             if request.wait or self.queues:
                 self._wait(call, request, ask, key_hash, decision.reply)
             else:
@@ -121,6 +127,8 @@ class Lessor(Holdings):
             self.renew(call, key_hash, record, decision.lease, decision.reply)
         else:
             assert record is not None
+            if not record.unflushed:
+                self.price(call, key_hash, record.holder, decision.reply)
             self.lane.after(self._replay, call, key_hash, record, decision.reply)
 
     def _renew(self, call: Call, request: model.RenewRequest) -> None:
@@ -147,6 +155,7 @@ class Lessor(Holdings):
         decision = rules.release(record, request, Ask(namespace, self.digests.proof(request.fence)), self.now)
         if decision.lease is not None:
             self.end(key_hash, decision.lease, rules.RELEASED, "")
+            self.price(call, key_hash, decision.lease.holder, decision.reply)
         self.lane.after(call.answer, decision.reply)
         if decision.lease is not None and self.queues:
             self.pass_on(key_hash)
@@ -158,9 +167,18 @@ class Lessor(Holdings):
         if record is None:
             self.gate.admit_unknown_key(self.now.boot)
         waiting = self.queues.length(key_hash) if self.queues else 0
-        self.lane.after(call.answer, rules.check(record, request, self.now, waiting))
+        reply = rules.check(record, request, self.now, waiting)
+        self.price(call, key_hash, record.holder if record is not None else "", reply)
+        self.lane.after(call.answer, reply)
 
     # ---- credentials and lines
+
+    def _bill(self, call: Call, key_hash: bytes, request: LeaseRequest, refusal: Reply) -> None:
+        """A refusal by `lease` is billed once for its key and label; a call of the agent-lock form is priced by its door's own rule."""
+        if call.agent_lock:
+            self.price(call, key_hash, request.holder, refusal)
+        elif self.billing is not None and refusal["reason"] in BILLED_REASONS:
+            refusal["charge"] = self.billing.refused(call.identity.namespace, key_hash, request.holder)
 
     def _prove(self, call: Call, request: LeaseRequest) -> None:
         """Raises PeerError for a bind that could not be kept, whatever the answer would have been.  A renewal or repeat ignores its bind."""
@@ -199,7 +217,7 @@ class Lessor(Holdings):
     def _wait(self, call: Call, request: LeaseRequest, ask: Ask, key_hash: bytes, refusal: Reply) -> None:
         """A caller that would be refused queues instead, if it asked to and what refuses it will pass."""
         older = self.queues.of_rid(ask.rid) if ask.rid else None
-        if not request.wait or refusal["reason"] not in {"held", "same_label", "recovering"}:
+        if not request.wait or refusal["reason"] not in QUEUED_FOR:
             if older is not None:
                 self.lane.after(self._supersede, older, None)
             self.lane.after(self.refuse, call, refusal)
@@ -235,6 +253,8 @@ class Lessor(Holdings):
             self.lane.after(self.answer_unknown, waiter.call, self._why_not())
         else:
             decision = rules.lease(record, request._replace(fence=None), Ask(ask.namespace), self.now, _NOTHING_FRESH)
+            if self.billing is not None:
+                self._bill(waiter.call, waiter.key_hash, request, decision.reply)
             self.lane.after(self.refuse, waiter.call, decision.reply)
 
     def _why_not(self) -> Unknown:

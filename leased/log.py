@@ -26,6 +26,13 @@ Fields = MutableMapping[str, Any]
 EVENTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "bind.kept": "a renewal came over a connection whose process cannot be proven; the bind stays what it was",
+        "outbox.full": "the outbox holds all it may: further events are counted in the totals but cannot be shipped",
+        "upstream.refused": "upstream refuses our credentials: events are kept and tried again more and more slowly",
+        "upstream.failed": "upstream could not be reached or is in trouble: events are kept and tried again",
+        "upstream.recovered": "upstream takes events again",
+        "upstream.buried": "upstream will never take this event: it is a dead letter now",
+        "upstream.paid": "a demand for payment was met within the caps",
+        "upstream.unpaid": "a demand for payment was not met: no wallet, or outside the caps",
         "accept.paused": "no new connections are accepted: descriptors or memory ran out",
         "accept.resumed": "new connections are accepted again",
         "config.loaded": "the configuration was read",

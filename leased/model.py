@@ -27,6 +27,10 @@ Reply = dict[str, Any]
 """A reply as the doors print it: the field names of the protocol, plain values."""
 
 
+FREE: Final[Reply] = {"amount": "0", "currency": "USDC", "event_id": None}
+"""The charge of what costs nothing, in the default currency."""
+
+
 class Identity(NamedTuple):
     """Who asks, established once at the door and passed inward.  `agent`: the name of the agent whose key was brought, if one was."""
 
@@ -39,12 +43,13 @@ class Identity(NamedTuple):
 
 class Instant(NamedTuple):
     """The instant of one batch.  `judged` decides what has lapsed; `boot` is where new deadlines count from (both CLOCK_BOOTTIME
-    seconds; they differ only while the daemon catches up with time it was deaf); `wall` is printed."""
+    seconds; they differ only while the daemon catches up with time it was deaf); `wall` is printed, and so is `free`, the charge of what is free."""
 
     judged: float
     boot: float
     wall: float
     boot_id: str
+    free: Reply = FREE
 
 
 class Fresh(NamedTuple):

@@ -35,6 +35,7 @@ from typing import Any, Final, NamedTuple
 from leased.clock import rfc3339
 from leased.model import (
     DEFAULT_TTL_SECONDS,
+    FREE,
     Ask,
     CheckRequest,
     Fresh,
@@ -48,7 +49,6 @@ from leased.model import (
 
 MIN_RETRY_SECONDS: Final = 0.05  # a refused caller is never told to come back at once
 UNKNOWN_RETRY_SECONDS: Final = 1.0
-FREE: Final = {"amount": "0", "currency": "USDC", "event_id": None}
 
 GRANTED: Final = "granted"
 RENEWED: Final = "renewed"
@@ -145,7 +145,7 @@ def refusal(record: Lease | None, key: str, holder: str, reason: str, now: Insta
             "reason": reason,
             "same_holder_label": False,
             **_standing(None, now),
-            "charge": FREE,
+            "charge": now.free,
         }
     remaining = record.deadline - now.boot
     if remaining < 0.0:
@@ -161,11 +161,11 @@ def refusal(record: Lease | None, key: str, holder: str, reason: str, now: Insta
         "expires_at": rfc3339(now.wall + remaining),
         "expires_in_seconds": remaining,
         "retry_after_seconds": remaining if remaining > MIN_RETRY_SECONDS else MIN_RETRY_SECONDS,
-        "charge": FREE,
+        "charge": now.free,
     }
 
 
-def unknown(request: Any, reason: str, retry_after: float = UNKNOWN_RETRY_SECONDS) -> Reply:
+def unknown(request: Any, reason: str, retry_after: float = UNKNOWN_RETRY_SECONDS, free: Reply = FREE) -> Reply:
     """The null answer of `lease`, `renew`, `release` and `check`: never permission, never billed."""
     if isinstance(request, LeaseRequest | RenewRequest):
         return {
@@ -174,7 +174,7 @@ def unknown(request: Any, reason: str, retry_after: float = UNKNOWN_RETRY_SECOND
             "holder": request.holder,
             "reason": reason,
             "retry_after_seconds": retry_after,
-            "charge": FREE,
+            "charge": free,
         }
     verb = "released" if isinstance(request, ReleaseRequest) else "held"
     reply: Reply = {verb: None, "key": request.key, "reason": reason, "retry_after_seconds": retry_after}
@@ -268,7 +268,7 @@ def _held_reply(record: Lease, key: str, fence: str, now: Instant, *, renewed: b
         "expires_in_seconds": remaining,
         "expires_boottime": record.deadline,
         "boot_id": now.boot_id,
-        "charge": FREE,
+        "charge": now.free,
     }
 
 

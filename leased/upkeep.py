@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 
 from leased import rules
+from leased.billing import Billing
 from leased.binds import Binds
 from leased.gate import Unknown
 from leased.holdings import LAPSED
@@ -31,8 +32,9 @@ RETRY_SECONDS: Final = 0.5  # after a transaction that could not be written
 
 
 class Upkeep:
-    def __init__(self, lessor: Lessor, start: Start, switches: Switches, binds: Binds) -> None:
+    def __init__(self, lessor: Lessor, start: Start, switches: Switches, binds: Binds, billing: Billing | None = None) -> None:
         self.binds = binds
+        self.billing = billing
         self.lessor = lessor
         self.switches = switches
         self.start = start
@@ -142,6 +144,8 @@ class Upkeep:
             held.call.answer(held.reply)
         lessor.mark_flushed(number)
         self.start.flushed(number)
+        if self.billing is not None:
+            self.billing.flushed(number)
         self._raise_mark()  # beside the start's second flush, so that the first grant has a generation
         self._serve_after_flush()
         lessor.journal.kick(lessor.now.boot)
@@ -156,6 +160,8 @@ class Upkeep:
             else:
                 flushed = record._replace(unflushed=False, previous_ttl=0.0, previous_deadline=0.0)
                 transaction.put(key_hash, encode_lease(flushed), db=lessor.leases.leases)
+                for held in hold.held:
+                    lessor.price(held.call, key_hash, flushed.holder, held.reply)
                 lessor.lane.after(lessor.confirmed, key_hash, flushed, hold)
             lessor.lane.after(lessor.holds.pop, key_hash)
 
@@ -212,6 +218,8 @@ class Upkeep:
         boot = lessor.now.boot
         if self.start.ledger_written:
             self.switches.each_second()
+        if self.billing is not None:
+            self.billing.each_second()
         due = lessor.tombs.take_due(boot, TOMBS_AT_ONCE)
         healed = [key_hash for key_hash, until in lessor.damaged.items() if until <= boot]
         outcome = lessor.lane.run(self._write_tick, due, healed)

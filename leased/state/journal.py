@@ -15,7 +15,9 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from leased.state.ledger import LedgerLease, Op
+from leased.state.outbox import REPEATABLE
 
+REPEATED: Final = frozenset({"del", "mark", "switch"}) | REPEATABLE  # applied again after a flush whose outcome is not known
 FIRST_RETRY_SECONDS: Final = 0.1
 MAX_RETRY_SECONDS: Final = 2.0
 
@@ -102,7 +104,7 @@ class Journal:
         return self.settling_number if self.unsettled else None
 
     def append(self, op: Op) -> int:
-        """Any other operation.  All but "mark" and "switch" are lost with a failed flush."""
+        """Any other operation.  Those not in REPEATED are lost with a failed flush."""
         self._queue.append(op)
         return self.open_number
 
@@ -133,7 +135,7 @@ class Journal:
             for op in ops:
                 if op[0] in {"put", "del"} and (known := self._flushed.pop(op[1], None)) is not None:
                     self._uncertain.setdefault(op[1], known[0])
-            self._queue[:0] = [op for op in ops if op[0] in {"del", "mark", "switch"}]
+            self._queue[:0] = [op for op in ops if op[0] in REPEATED]
             self.unsettled = True
             self._retry_at = math.inf  # until the next tick, which knows the time
             self._on_failed(number, error)

@@ -19,6 +19,7 @@ from leased.errors import StateRefused
 from leased.model import Lease
 from leased.state.environment import FILE_MODE, each, open_environment, translated
 from leased.state.leases import Start
+from leased.state.outbox import OPS
 from leased.state.records import Glance, RecordDamaged, decode_lease, encode_lease, glance, seal, unseal
 
 FORMAT: Final = 1
@@ -57,7 +58,7 @@ class LedgerLease(NamedTuple):
 
 Op = tuple[Any, ...]
 """("put", key_hash, LedgerLease) · ("del", key_hash, generation) · ("mark", generation) · ("meta", {field: value}) ·
-("new", LedgerMeta) · ("uncopy", wait_out) · ("switch", key, record or None)"""
+("new", LedgerMeta) · ("uncopy", wait_out) · ("switch", key, record or None) · and those of outbox.py"""
 
 
 class Ledger:
@@ -193,6 +194,7 @@ _APPLY: Final[dict[str, Callable[..., None]]] = {
     "new": Ledger._new,
     "uncopy": Ledger._uncopy,
     "switch": Ledger._switch,
+    **OPS,
 }
 
 
