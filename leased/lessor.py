@@ -166,7 +166,7 @@ class Lessor(Holdings):
         record = self.standing(key_hash)
         if record is None:
             self.gate.admit_unknown_key(self.now.boot)
-        waiting = self.queues.length(key_hash) if self.queues else 0
+        waiting = self.queues.waiting(key_hash) if self.queues else 0
         reply = rules.check(record, request, self.now, waiting)
         self.price(call, key_hash, record.holder if record is not None else "", reply)
         self.lane.after(call.answer, reply)

@@ -43,11 +43,20 @@ class Queues:
     def length(self, key_hash: bytes) -> int:
         return self._lengths.get(key_hash, 0)
 
+    def waiting(self, key_hash: bytes) -> int:
+        """Those in the line whom no decision of this transaction has granted yet."""
+        line = self._lines.get(key_hash)
+        return sum(not waiter.gone and not waiter.taken for waiter in line) if line is not None else 0
+
     def of_namespace(self, namespace: str) -> int:
         return self._spaces.get(namespace, 0)
 
     def of_peer(self, peer: Peer) -> list[Waiter]:
         return list(self._of_peer.get(id(peer), ()))
+
+    def of_agent(self, name: str) -> list[Waiter]:
+        """Those whose call brought this agent's key.  Looks at every waiter."""
+        return [waiter for waiters in self._of_peer.values() for waiter in waiters if waiter.call.identity.agent == name]
 
     def of_rid(self, rid: bytes) -> Waiter | None:
         return self._of_rid.get(rid)

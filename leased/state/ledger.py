@@ -108,8 +108,13 @@ class Ledger:
                 f"{self.directory}: the state has format {fields.get('format')!r} and this version of leased knows {FORMAT}: "
                 "install the version that wrote it; nothing was changed"
             )
-        fields["start"] = Start(*fields["start"])
-        return LedgerMeta(**fields)
+        try:
+            fields["start"] = Start(*fields["start"])
+            return LedgerMeta(**fields)
+        except (TypeError, KeyError) as error:
+            raise StateRefused(
+                f"{self.directory}/data.mdb: the meta record has other fields than this version knows: run `leased fsck`, then restore a backup"
+            ) from error
 
     def rows(self, transaction: Any) -> Any:
         """(key hash, LedgerLease or None where damaged, raw)."""

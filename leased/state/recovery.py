@@ -109,6 +109,7 @@ def _usable(leases: Leases, boot: float, boot_id: str) -> tuple[LeasesMeta | Non
     """The meta of `leases` when it is of this boot; otherwise None and why."""
     try:
         meta, tick = leases.read_meta(), leases.read_tick()
+        leases.read_last()  # without it no generation could be handed out that is known to be new
     except RecordDamaged as error:
         return None, str(error)
     if meta is None:
