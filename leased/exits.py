@@ -56,7 +56,7 @@ def judged(error: BaseException, *, serving: bool = False, socket: str = "") -> 
     if isinstance(error, ConfigError | StateRefused):
         return EXIT_CONFIG, str(error)
     if isinstance(error, RecordDamaged):
-        return EXIT_CONFIG, f"the state is damaged: {error}: run `leased fsck`, then restore a backup"
+        return EXIT_CONFIG, f"the state is damaged: {error}: run `leased fsck`, which says where and what to do"
     if isinstance(error, StoreError):
         return EXIT_UNAVAILABLE, str(error)
     if isinstance(error, KeyboardInterrupt):

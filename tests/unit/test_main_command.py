@@ -259,7 +259,7 @@ def complaint(err: str) -> list[str]:
         (StateLocked("held"), 69, "held"),
         (StoreError("io"), 69, "io"),
         (StoreFull("full"), 69, "full"),
-        (RecordDamaged("the tick"), 78, "the state is damaged: the tick: run `leased fsck`, then restore a backup"),
+        (RecordDamaged("the tick"), 78, "the state is damaged: the tick: run `leased fsck`, which says where and what to do"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), 77,
          "/x: Permission denied: run this as the user it belongs to, or as root"),
