@@ -13,7 +13,8 @@ from leased.version import VERSION
 if TYPE_CHECKING:
     from leased.config import Config
 
-_UNUSED: Final = "/run/unused.sock"  # for verbs that need no socket, so that they need no $XDG_RUNTIME_DIR to find one: cron has none
+_UNUSED: Final = "/run/unused.sock"
+"""For verbs that need no socket, so that they need no $XDG_RUNTIME_DIR to find one: cron has none."""
 
 _ABOUT: Final = """Leases for the processes and AI agents of one host: one holder per key, until it is released or its time is up.
 This command runs the daemon and looks after its state; `lease` is the one that takes leases."""
