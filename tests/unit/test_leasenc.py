@@ -595,8 +595,9 @@ def test_lease_takes_the_environments_fence_only_when_asked(daemon: Daemon, monk
         (["lease", "key=a", "key=b"], "key is given twice"),
         (["list", "all:=tru"], "all is not JSON"),
         (["list", "all:=NaN"], "NaN is not JSON"),
-        (["--watch", "check", "key=k"], "no option --watch"),
-        (["watch"], "JSON lines"),
+        (["--watch", "check", "key=k"], "a field is written name=value"),
+        (["--follow", "check", "key=k"], "no option --follow"),
+        (["watch"], "by --watch, or in the JSON lines form"),
         (["key=k"], "first argument is the operation"),
         (["--timeout", "0", "info"], "--timeout"),
         (["--timeout", "nan", "info"], "--timeout"),
@@ -777,6 +778,131 @@ def test_it_is_one_executable_file_that_imports_little(daemon: Daemon) -> None:
     imported = {line.rsplit("|", 1)[1].strip() for line in done.stderr.decode().splitlines() if "|" in line}
     assert "_socket" in imported
     assert not imported & {"json", "socket", "argparse", "re", "struct", "enum", "typing", "pathlib", "subprocess"}
+
+
+# --- watching
+
+
+def event(seq: int) -> list[Any]:
+    return [2, "event", [{"seq": seq, "type": "granted", "key": "k"}]]
+
+
+GAP = {"type": "gap", "from_seq": None, "to_seq": None}
+
+
+class Watching:
+    """A `leasenc --watch` as a process, its standard input a pipe; `line` is the next it prints."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [PYTHON, "-I", str(SCRIPT), "--watch", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def line(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def end(self) -> tuple[int, bytes, bytes]:
+        """Closes its standard input; what it left with, and what it still said."""
+        out, err = self.process.communicate(timeout=AWAIT_SECONDS)
+        return self.process.returncode, out, err
+
+
+def watching(peer: Peer) -> dict[str, Any]:
+    number, op, fields = peer.ask()
+    assert op == "watch"
+    peer.result(number, watching=True, seq=0)
+    return dict(fields)
+
+
+def test_watch_prints_events_and_gaps_until_standard_input_ends(daemon: Daemon) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def script(peer: Peer) -> None:
+        asked.append(watching(peer))
+        peer.say(*event(1))
+        peer.say(2, "gap", [{"from_seq": 2, "to_seq": 9}])
+        assert not peer.link.recv(10)
+
+    daemon.serve(script)
+    watch = Watching("key=k")
+    assert watch.line() == {"seq": 1, "type": "granted", "key": "k"}
+    assert watch.line() == {"type": "gap", "from_seq": 2, "to_seq": 9}
+    assert watch.end() == (0, b"", b"")
+    assert asked == [{"key": "k"}]
+
+
+def test_a_lost_watch_is_replaced_and_a_gap_with_nulls_says_so(daemon: Daemon) -> None:
+    def first(peer: Peer) -> None:
+        watching(peer)
+        peer.say(*event(1))
+
+    def second(peer: Peer) -> None:
+        watching(peer)
+        peer.say(*event(1))
+        assert not peer.link.recv(10)
+
+    daemon.serve(first, lambda peer: peer.ask() and None, second)  # the one between goes before it has answered
+    watch = Watching("scope=s")
+    assert [watch.line() for _ in range(3)] == [event(1)[2][0], GAP, event(1)[2][0]]
+    assert watch.end() == (0, b"", b"")
+
+
+def test_a_watch_tries_on_while_its_daemon_is_away_and_says_it_once(daemon: Daemon, capfd: Any, monkeypatch: Any) -> None:
+    attempts: list[int] = []
+    monkeypatch.setattr(leasenc, "RECONNECT_SECONDS", 0.0)
+    monkeypatch.setattr(leasenc, "AWAY_MS", 1)
+    monkeypatch.setattr(leasenc, "LOST_MS", 1)
+
+    class Away(socket.socket):
+        def connect(self, address: Any) -> None:
+            attempts.append(len(attempts))
+            if 2 <= len(attempts) <= 5:
+                raise ConnectionRefusedError(111, "refused")
+            super().connect(address)
+
+    def last(peer: Peer) -> None:
+        watching(peer)
+        peer.say(1, 0, "permission_denied: enough", None)
+
+    monkeypatch.setattr(leasenc, "Socket", Away)
+    daemon.serve(lambda peer: watching(peer) and None, last)
+    assert leasenc.main(["--watch"]) == 77
+    out, err = capfd.readouterr()
+    assert [json.loads(line) for line in out.splitlines()] == [GAP]
+    assert err.count("trying on") == 1 and err.endswith("permission_denied: enough\n") and err.count("\n") == 2
+    assert len(attempts) == 6
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [("rate_limited: 64 watches", 69), ("invalid_argument: scope must not be given together with key", 64)]
+)
+def test_a_watch_that_never_began_ends_with_the_reason(daemon: Daemon, capfd: Any, error: str, code: int) -> None:
+    daemon.serve(lambda peer: peer.say(1, peer.ask()[0], error, None))
+    assert leasenc.main(["--watch", "key=k", "scope=s"]) == code
+    assert capfd.readouterr() == ("", f"leasenc: {error}\n")
+
+
+def test_a_watch_in_the_background_is_not_ended_by_dev_null(daemon: Daemon) -> None:
+    told = threading.Event()
+
+    def script(peer: Peer) -> None:
+        watching(peer)
+        assert told.wait(AWAIT_SECONDS)
+        peer.say(*event(1))
+        assert not peer.link.recv(10)
+
+    daemon.serve(script)
+    process = subprocess.Popen([PYTHON, "-I", str(SCRIPT), "--watch"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    told.set()
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["seq"] == 1
+    process.send_signal(signal.SIGINT)
+    assert process.wait(AWAIT_SECONDS) == 130
+    process.stdout.close()
 
 
 def test_help_is_short_and_names_every_exit_code() -> None:
