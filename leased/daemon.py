@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 import trio
 
+from leased.agents import Agents
 from leased.billing import Billing
 from leased.binds import Binds, is_bind
 from leased.calls import Call
@@ -94,6 +95,10 @@ class Daemon:
         self.switches = Switches(self.lessor, config.limits.max_switches_per_namespace)
         self.switches.load()
         self.watchers = Watchers(self.lessor, config.limits.max_watchers_per_uid)
+        agents, damaged = ledger.read_agents()
+        for digest in damaged:
+            log.error("record.set_aside", table="agents", digest=digest.hex())
+        self.agents = Agents(self.lessor, self.watchers, agents.items())
         policy = Policy(
             by_uid=config.namespaces.uids,
             by_gid=config.namespaces.gids,
@@ -101,6 +106,7 @@ class Daemon:
             operator_group=config.operator_group,
         )
         self.board = Switchboard(policy, config.limits, self._decide, self._hung_up)
+        self.board.known = self.agents.identify
         self.binds = Binds(self.lessor, self.board.readable, self.board.forget, notifier or None)
         tariff = Tariff(config.billing.enabled, config.billing.currency, config.billing.refusal, config.billing.agent_lock_call)
         self.lessor.free = tariff.free()

@@ -13,6 +13,7 @@ SECRET_BYTES: Final = 32
 KEY_HASH_BYTES: Final = 20  # 80 bits against accidental collision; a collision would refuse, never grant twice
 PROOF_BYTES: Final = 16
 RID_BYTES: Final = 16
+AGENT_BYTES: Final = 32
 _MAX_CACHED_NAMESPACES: Final = 4096  # one small hash state each; past it the cache starts over
 
 
@@ -28,6 +29,7 @@ class Digests:
         self._holder = hashlib.blake2b(key=secret, digest_size=PROOF_BYTES, person=b"leased holder")
         self._refusal = hashlib.blake2b(key=secret, digest_size=PROOF_BYTES, person=b"leased refusal")
         self._scope = hashlib.blake2b(key=secret, digest_size=KEY_HASH_BYTES, person=b"leased scope")
+        self._agent = hashlib.blake2b(key=secret, digest_size=AGENT_BYTES, person=b"leased agent")
         self._namespaces: dict[str, hashlib.blake2b] = {}
 
     def key_hash(self, namespace: str, key: str) -> bytes:
@@ -70,6 +72,12 @@ class Digests:
     def holder_hash(self, namespace: str, holder: str) -> bytes:
         digest = _prefixed(self._holder, namespace)
         digest.update(holder.encode())
+        return digest.digest()
+
+    def agent(self, secret: str) -> bytes:
+        """What an agent key is known by.  `secret` may be any text that UTF-8 can carry."""
+        digest = self._agent.copy()
+        digest.update(secret.encode())
         return digest.digest()
 
 

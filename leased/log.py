@@ -35,6 +35,8 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "upstream.unpaid": "a demand for payment was not met: no wallet, or outside the caps",
         "accept.paused": "no new connections are accepted: descriptors or memory ran out",
         "accept.resumed": "new connections are accepted again",
+        "agent.added": "an operator made an agent key",
+        "agent.revoked": "an operator ended an agent key",
         "config.loaded": "the configuration was read",
         "daemon.draining": "a stop was asked for: nothing new is decided, answers still leave",
         "daemon.ready": "the daemon serves",

@@ -23,6 +23,11 @@ BIND_PROCESS: Final = 1
 BIND_CONNECTION: Final = 2
 BIND_NAMES: Final = ("none", "process", "connection")
 
+LOCK_CLAIM: Final = 0
+LOCK_RELEASE: Final = 1
+LOCK_CHECK: Final = 2
+LOCK_OPS: Final = ("claim", "release", "check")
+
 Reply = dict[str, Any]
 """A reply as the doors print it: the field names of the protocol, plain values."""
 
@@ -192,6 +197,34 @@ class InfoRequest(NamedTuple):
     agent_key: str | None = None
 
 
+class AgentLockRequest(NamedTuple):
+    """`agent_lock`, the form of POST /agent-lock.  `op` is a position in LOCK_OPS; `token` is the fence; `holder` None: drawn anew."""
+
+    key: str
+    op: int = LOCK_CLAIM
+    token: int | None = None
+    ttl: float | None = None
+    holder: str | None = None
+    agent_key: str | None = None
+
+
+class AgentAddRequest(NamedTuple):
+    """`agent_add`.  `namespace` None: the name."""
+
+    name: str
+    namespace: str | None = None
+    agent_key: str | None = None
+
+
+class AgentListRequest(NamedTuple):
+    agent_key: str | None = None
+
+
+class AgentRevokeRequest(NamedTuple):
+    name: str
+    agent_key: str | None = None
+
+
 Request = (
     LeaseRequest
     | RenewRequest
@@ -205,4 +238,8 @@ Request = (
     | UnwatchRequest
     | UsageRequest
     | InfoRequest
+    | AgentLockRequest
+    | AgentAddRequest
+    | AgentListRequest
+    | AgentRevokeRequest
 )

@@ -77,6 +77,15 @@ def _armed_or_disarmed(request: model.HeartbeatRequest) -> None:
         )
 
 
+def _fit_agent(request: model.AgentAddRequest) -> None:
+    """Both are printed on lines of their own, and no key opens what belongs to a uid."""
+    for field, value in (("name", request.name), ("namespace", request.namespace or "")):
+        if not value.isprintable():
+            raise invalid(field, "must be printable")
+        if value.startswith("uid:") and (field == "namespace" or request.namespace is None):
+            raise invalid(field, 'must not begin with "uid:": those namespaces belong to users')
+
+
 def _given(*names: str) -> dict[str, Any]:
     """The JSON Schema of an object that gives these fields a value: one that is null counts as absent."""
     return {"required": list(names), "properties": {name: {"not": {"type": "null"}} for name in names}}
@@ -213,6 +222,40 @@ _TABLE: Final = (
         (Field("since", "instant", "Count from this instant: RFC 3339, or seconds since 1970.", 0, MAX_INSTANT),),
     ),
     Operation("info", model.InfoRequest, "What this daemon is, whom it takes the caller for, and its limits.", ()),
+    Operation(
+        "agent_lock",
+        model.AgentLockRequest,
+        "Claim a key, claim it again with its token to keep it, release it, or check it. Proceed only if acquired is true: false means "
+        "that it is held, null that nobody knows, and neither is permission.",
+        (
+            Field("op", "choice", "What to do: claim, release or check.", choices=model.LOCK_OPS),
+            KEY,
+            FENCE._replace(
+                name="token",
+                description="SECRET: the token from the reply to your own claim; needed to keep it or to release it. Never print, log or "
+                "share it.",
+            ),
+            _about(TTL, "How long a claim lasts, in seconds from now; left out, 60, or for a claim renewed what it had."),
+            _about(HOLDER, "The label of the asking instance; left out, one is drawn for each claim."),
+        ),
+    ),
+    Operation(
+        "agent_add",
+        model.AgentAddRequest,
+        "Make a key for an agent; its secret is in this answer and nowhere else. Operators only.",
+        (
+            Field("name", "text", "A name for the agent, unique among its kind.", 1, MAX_NAMESPACE_BYTES),
+            Field("namespace", "text", "Where its calls count; left out, a namespace of its name.", 1, MAX_NAMESPACE_BYTES),
+        ),
+        _fit_agent,
+    ),
+    Operation("agent_list", model.AgentListRequest, "The agents that have a key. Operators only.", ()),
+    Operation(
+        "agent_revoke",
+        model.AgentRevokeRequest,
+        "End an agent's key at once. Operators only.",
+        (Field("name", "text", "The name the key was made under.", 1, MAX_NAMESPACE_BYTES),),
+    ),
 )
 
 

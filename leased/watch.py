@@ -29,10 +29,10 @@ class WatchingPeer(Protocol):
 class Watch:
     """One connection's watch.  `seq` is the last number used, from 1; it goes on over unwatch and watch again."""
 
-    __slots__ = ("_peer", "identity", "key_hash", "missed_from", "scope", "seq")
+    __slots__ = ("identity", "key_hash", "missed_from", "peer", "scope", "seq")
 
     def __init__(self, peer: WatchingPeer, identity: model.Identity, key_hash: bytes | None, scope: str | None, seq: int) -> None:
-        self._peer = peer
+        self.peer = peer
         self.identity = identity
         self.key_hash = key_hash
         self.scope = scope
@@ -46,16 +46,16 @@ class Watch:
 
     def tell(self, event: Reply) -> None:
         self.seq += 1
-        if self.missed_from or self._peer.out_bytes > MAX_UNREAD_BYTES:
+        if self.missed_from or self.peer.out_bytes > MAX_UNREAD_BYTES:
             self.missed_from = self.missed_from or self.seq
             return
-        self._peer.notify("event", {"seq": self.seq, **event})
+        self.peer.notify("event", {"seq": self.seq, **event})
 
     def drained(self) -> None:
         """The peer has read everything: say what it missed."""
         if self.missed_from:
             missed_from, self.missed_from = self.missed_from, 0
-            self._peer.notify("gap", {"from_seq": missed_from, "to_seq": self.seq})
+            self.peer.notify("gap", {"from_seq": missed_from, "to_seq": self.seq})
 
 
 class Watchers:
@@ -106,6 +106,12 @@ class Watchers:
             self._last_seq[id(call.peer)] = watch.seq
         self.forget(call.peer)
         call.answer({"watching": False})
+
+    def end_of_agent(self, name: str) -> None:
+        """An agent's key was revoked: its watches end, and say so by a last event."""
+        for watch in [watch for watches in self._spaces.values() for watch in watches.values() if watch.identity.agent == name]:
+            watch.peer.notify("ended", {"reason": "agent_key was revoked"})
+            self.forget(watch.peer)
 
     def hung_up(self, peer: WatchingPeer) -> None:
         self.forget(peer)

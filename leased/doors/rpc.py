@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 from leased import frames
@@ -15,6 +15,9 @@ from leased.schema import parse
 
 MESSAGES_AT_ONCE: Final = 64  # of one connection in one batch: one peer's pipeline must not become everybody's latency
 MAX_UNSENT_BYTES: Final = 64 * 1024  # answers that wait to be read; past it nothing more is taken from this peer
+
+Known = Callable[[str, Identity, Hashable], Identity]
+"""(agent key, the connection's identity, who answers for wrong keys) -> whom the call counts for.  Raises PeerError."""
 
 
 class Allowance:
@@ -57,6 +60,7 @@ class RpcPeer:
         "draining",
         "ending",
         "identity",
+        "known",
         "out",
         "out_bytes",
         "pending",
@@ -88,6 +92,7 @@ class RpcPeer:
         self.challenged: Challenge | None = None
         self.begin_proof: Callable[[], Challenge] = _no_proof
         self.proven: Callable[[RpcPeer, int], object] = _no_proof
+        self.known: Known = nobody_known
         self.probe = probe
         self.pidfd = pidfd
         self._schedule = schedule
@@ -115,9 +120,10 @@ class RpcPeer:
                     self._proof(msgid, params, batch)
                     continue
                 request = parse(method, params)
+                identity = self.identity
                 if request[-1] is not None:
-                    raise PeerError("unauthenticated", "agent_key is not known here")
-                if not self.identity.namespace:
+                    identity = self.known(request[-1], identity, identity.uid)
+                elif not identity.namespace:
                     raise PeerError(
                         "unauthenticated",
                         "your user is not mapped here and the daemon gives each uid its own namespace: bring an agent_key",
@@ -128,7 +134,7 @@ class RpcPeer:
             else:
                 if msgid is not None:
                     self.pending += 1
-                batch.append(Call(self, msgid, request))
+                batch.append(Call(self, msgid, request, identity))
         return self._frames.pending > 0 and not self._frames.unfinished
 
     # ---- proving a process
@@ -230,6 +236,10 @@ class RpcPeer:
         if not self.scheduled:
             self.scheduled = True
             self._schedule(self)
+
+
+def nobody_known(*_: object) -> Identity:
+    raise PeerError("unauthenticated", "agent_key is not known here")
 
 
 def _unproven() -> PeerError:

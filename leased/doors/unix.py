@@ -19,7 +19,7 @@ from leased import frames
 from leased.calls import Call
 from leased.config_keys import Limits
 from leased.doors.proof import MAX_PROOF_SECONDS, Challenge
-from leased.doors.rpc import Allowance, RpcPeer
+from leased.doors.rpc import Allowance, Known, RpcPeer, nobody_known
 from leased.errors import PeerError
 from leased.peers import Policy, peer_pidfd
 
@@ -57,6 +57,7 @@ class Switchboard:
         self._decide = decide
         self._hung_up = hung_up
         self.proven: Callable[[RpcPeer, int], object] = lambda peer, descriptor: os.close(descriptor)
+        self.known: Known = nobody_known
         self._listeners: dict[int, socket.socket] = {}
         self._lines: dict[int, Line] = {}
         self._of_uid: dict[int, int] = {}
@@ -266,6 +267,7 @@ class Switchboard:
         peer = RpcPeer(identity, self._schedule, lambda: _hung(descriptor), lambda: peer_pidfd(connection))
         peer.begin_proof = lambda: Challenge(connection, identity.pid)
         peer.proven = self.proven
+        peer.known = self.known
         if self._limits.requests_per_second_per_uid:
             if identity.uid not in self._allowances:
                 self._allowances[identity.uid] = Allowance(self._limits.requests_per_second_per_uid)

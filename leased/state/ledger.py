@@ -17,6 +17,7 @@ import lmdb
 
 from leased.errors import StateRefused
 from leased.model import Lease
+from leased.state.agent_records import Agent, decode_agent
 from leased.state.environment import FILE_MODE, each, open_environment, translated
 from leased.state.leases import Start
 from leased.state.outbox import OPS
@@ -58,7 +59,8 @@ class LedgerLease(NamedTuple):
 
 Op = tuple[Any, ...]
 """("put", key_hash, LedgerLease) · ("del", key_hash, generation) · ("mark", generation) · ("meta", {field: value}) ·
-("new", LedgerMeta) · ("uncopy", wait_out) · ("switch", key, record or None) · and those of outbox.py"""
+("new", LedgerMeta) · ("uncopy", wait_out) · ("switch", key, record or None) ·
+("agent", digest, record or None) · and those of outbox.py"""
 
 
 class Ledger:
@@ -120,6 +122,12 @@ class Ledger:
         """(key hash, LedgerLease or None where damaged, raw)."""
         return each(transaction, self.leases, decode_ledger_lease)
 
+    def read_agents(self) -> tuple[dict[bytes, Agent], list[bytes]]:
+        """Agent keys by digest, and the digests of those that cannot be read."""
+        with translated(str(self.directory)), self.environment.begin() as transaction:
+            rows = list(each(transaction, self.agents, decode_agent))
+        return {digest: agent for digest, agent, _ in rows if agent is not None}, [digest for digest, agent, _ in rows if agent is None]
+
     # ---- writing
 
     def apply(self, ops: list[Op]) -> None:
@@ -176,6 +184,12 @@ class Ledger:
         else:
             transaction.put(key, record, db=self.switches)
 
+    def _agent(self, transaction: Any, digest: bytes, record: bytes | None) -> None:
+        if record is None:
+            transaction.delete(digest, db=self.agents)
+        else:
+            transaction.put(digest, record, db=self.agents)
+
     def _new(self, transaction: Any, meta: LedgerMeta) -> None:
         if transaction.get(b"meta", db=self.meta) is None:
             transaction.put(b"meta", seal(META_VERSION, json.dumps(meta._asdict()).encode()), db=self.meta)
@@ -199,6 +213,7 @@ _APPLY: Final[dict[str, Callable[..., None]]] = {
     "new": Ledger._new,
     "uncopy": Ledger._uncopy,
     "switch": Ledger._switch,
+    "agent": Ledger._agent,
     **OPS,
 }
 

@@ -27,6 +27,10 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "unwatch": {},
     "usage": {},
     "info": {},
+    "agent_lock": {"key": "gpu0"},
+    "agent_add": {"name": "ci"},
+    "agent_list": {},
+    "agent_revoke": {"name": "ci"},
 }
 
 
