@@ -6,7 +6,10 @@ Nothing is imported before it is used: the command's start-up time is a promise.
     answers.py    what the daemon can answer, as types
     errors.py     what a client can raise
     wire.py       one connection, shared by threads
-    sync.py       `Client`: reconnects, repeats what is safe to repeat
+    calling.py    reconnects, repeats what is safe to repeat
+    sync.py       `Client`: every operation as a method
+    scopes.py     what is told about a scope: its switch, what a successor finds
+    watching.py   `client.watch(...)`: events and gaps, on a connection of their own
     held.py       `with client.lease(...)`: a thread renews until the block ends
-    command.py    the `lease` command; verbs.py and wording.py are its verbs and sentences
+    command.py    the `lease` command; *verbs.py are its verbs, wording.py its sentences
 """

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from leased.client.errors import LeasedClientError
 
 _LEASES: Final = "leased.client.verbs"
+_WATCHING: Final = "leased.client.watch_verbs"
+_SCOPES: Final = "leased.client.scope_verbs"
 
 VERBS: Final = {
     "acquire": (_LEASES, "take a lease"),
@@ -36,6 +38,10 @@ VERBS: Final = {
     "release": (_LEASES, "give it back"),
     "check": (_LEASES, "who holds a key?"),
     "list": (_LEASES, "all live leases"),
+    "wait": (_WATCHING, "until a key is free"),
+    "watch": (_WATCHING, "what happens to leases, as it happens"),
+    "heartbeat": (_SCOPES, "arm a scope's dead-man switch"),
+    "resume": (_SCOPES, "what a scope holds, and what its switch did"),
     "revoke": (_LEASES, "end somebody's lease by force (operators)"),
     "info": (_LEASES, "about the daemon"),
 }

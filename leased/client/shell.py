@@ -97,7 +97,7 @@ class Arguments:
 
 def parse(words: list[str], verb: Verb) -> Arguments:
     """Options and operands in any order, `--name value` or `--name=value`; `--` ends the options.  Raises Usage."""
-    known = {option.name: option for option in (*verb.options, *COMMON)}
+    known = {option.name: option for option in _options(verb)}
     operands: list[str] = []
     given: dict[str, str] = {}
     left = iter(words)
@@ -139,10 +139,16 @@ def parse(words: list[str], verb: Verb) -> Arguments:
     return arguments
 
 
+def _options(verb: Verb) -> list[Option]:
+    """Its own, then the common ones it has not made its own."""
+    own = {option.name for option in verb.options}
+    return [*verb.options, *(option for option in COMMON if option.name not in own)]
+
+
 def page(verb: Verb) -> str:
     """The help page of one verb."""
     lines = [f"usage: {verb.usage}", "", verb.about, "", "options:"]
-    lines += [_described(option) for option in (*verb.options, *COMMON)]
+    lines += [_described(option) for option in _options(verb)]
     lines += ["", "examples:", *(f"  {example}" for example in verb.examples)]
     return "\n".join(lines)
 

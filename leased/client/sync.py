@@ -1,37 +1,26 @@
-"""`Client`: the synchronous face.  Thread-safe, one connection, repeats what is safe to repeat, bounded in time.
+"""`Client`: the synchronous face.  Thread-safe, repeats what is safe to repeat, bounded in time; how, is told in calling.py.
 
-What happens when the connection ends before the answer: everything is asked again on a new one until the time is up.  A `lease`
-carries the same request_id, so it is the same grant; renewals and checks may be said twice; a `release` or `revoke` said twice can
-answer "nothing live" because the first one did it, which its answer tells (`maybe_released`, `maybe_revoked`).
-After a fork the child's client starts anew: its own connection, its own holder label.
+A `release` or `revoke` said twice can answer "nothing live" because the first one did it, which its answer tells (`maybe_released`,
+`maybe_revoked`).
 """
 
 from __future__ import annotations
 
-import os
-import select
-import threading
-import time
-import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from leased.client.answers import Checked, Grant, Refusal, Released, Reply, Revoked, Unknown, answer_to_lease, verdict
-from leased.client.core import draw_holder, draw_request_id, socket_path
-from leased.client.errors import ConnectionGone, DaemonUnreachable, LeaseLost, OutcomeUnknown, ProtocolFault, RateLimited
-from leased.client.host_time import HostTime
-from leased.client.wire import Connection, connect
+from leased.client.answers import Checked, Grant, Refusal, Released, Revoked, Unknown, answer_to_lease, verdict
+from leased.client.calling import Caller
+from leased.client.core import draw_request_id
+from leased.client.errors import LeaseLost, OutcomeUnknown, ProtocolFault
 
 if TYPE_CHECKING:
     from leased.client.held import HeldLease
-
-DEFAULT_TIMEOUT_SECONDS: Final = 10.0
-LONGEST_WAIT_SECONDS: Final = 300.0  # the protocol's, repeated: importing leased.model costs a twentieth of `lease check`
-_FIRST_PAUSE_SECONDS: Final = 0.05  # a restarted daemon is back within a few of these
-_LONGEST_PAUSE_SECONDS: Final = 1.0
+    from leased.client.scopes import ResumePacket, SwitchState
+    from leased.client.watching import Watch
 
 
-class Client:
+class Client(Caller):
     """A connection to the daemon, made when first needed.
 
     `socket`: a path; by default $LEASED_SOCKET, else the daemon's usual place.  `holder`: the label of this instance, at most 256
@@ -42,44 +31,11 @@ class Client:
     PermissionDenied, RateLimited and ProtocolFault.
     """
 
-    def __init__(
-        self,
-        socket: str | os.PathLike[str] | None = None,
-        holder: str | None = None,
-        timeout: float = DEFAULT_TIMEOUT_SECONDS,
-        *,
-        agent_key: str | None = None,
-        host_time: HostTime | None = None,
-    ) -> None:
-        self.socket = socket_path(os.fspath(socket) if socket is not None else None)
-        self.timeout = timeout
-        self._given_holder = holder
-        self._agent_key = agent_key
-        self._time = host_time or HostTime()
-        self._start_anew()
-        _clients.add(self)
-
-    def _start_anew(self) -> None:
-        self.holder = self._given_holder or draw_holder()
-        self._lock = threading.Lock()
-        self._connection: Connection | None = None
-        self._held: weakref.WeakSet[HeldLease] = weakref.WeakSet()
-
-    def __repr__(self) -> str:
-        return f"Client(socket={self.socket!r}, holder={self.holder!r})"
-
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def close(self) -> None:
-        """Ends the connection (and with it leases bound to it).  The next call makes a new one."""
-        with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
 
     def try_acquire(
         self,
@@ -96,8 +52,13 @@ class Client:
         """Asks for the lease on `key` for `ttl` seconds (0.1 to 3600); queues up to `wait` seconds (0 to 300) while it is held.
 
         True only for a Grant.  `fence` of a live lease renews it.  `request_id`, drawn when not given, asks for the grant of an
-        earlier attempt again (see Unknown).  An answer that does not come in time is an Unknown, reason "no_answer"; its
-        connection is closed, so that a grant still waiting goes to somebody else.
+        earlier attempt again (see Unknown); of two calls that wait with the same one the earlier ends as an Unknown, reason
+        "superseded".  A wait outlives a restart of the daemon: what is left of it is asked for again.  An answer that does not come
+        in time is an Unknown, reason "no_answer"; its connection is closed, so that a grant still waiting goes to somebody else.
+
+        `bind`: "none"; "process", and the lease also ends, at once, when this process dies (a stopped one lives, and a forked child
+        keeps nothing); or "connection", and it ends with this client's connection: with `close`, and with an answer of any of its
+        calls that does not come in time.  After a restart of the daemon it is the next renewal that binds a lease again.
         """
         label = holder or self.holder
         rid = request_id or draw_request_id()
@@ -168,6 +129,41 @@ class Client:
         revoked = verdict(reply, "revoked")
         return Revoked(reply, revoked, repeated and revoked is False and reply.get("reason") == "expired")
 
+    def heartbeat(self, scope: str, expect_within: float, agent_id: str | None = None) -> SwitchState:
+        """Arms the dead-man switch of `scope`: unless it is armed again within `expect_within` seconds (1 to 86,400), all live leases
+        of the scope are released.  `agent_id`: a label for whoever resumes the scope; when not given, the one given before stays."""
+        from leased.client.scopes import SwitchState
+
+        fields = {"scope": scope, "expect_within_seconds": expect_within, "agent_id": agent_id}
+        return SwitchState(self._ask("heartbeat", fields, self.timeout)[0])
+
+    def disarm(self, scope: str) -> SwitchState:
+        """Switches the dead-man switch of `scope` off.  Its leases stay."""
+        from leased.client.scopes import SwitchState
+
+        return SwitchState(self._ask("heartbeat", {"scope": scope, "disarm": True}, self.timeout)[0])
+
+    def resume_packet(self, scope: str) -> ResumePacket:
+        """What a successor needs to take up `scope`: its live leases, and what its switch did.  No fences."""
+        from leased.client.scopes import ResumePacket
+
+        return ResumePacket(self._ask("resume_packet", {"scope": scope}, self.timeout)[0])
+
+    def watch(self, key: str | None = None, scope: str | None = None) -> Watch:
+        """What happens from now on to the leases on `key`, of `scope`, or of the whole namespace; see `Watch`."""
+        from leased.client.watching import Watch
+
+        return Watch(self.socket, {"key": key, "scope": scope, "agent_key": self._agent_key}, self.timeout)
+
+    def wait_free(self, key: str, timeout: float | None = None) -> bool:
+        """Waits until nobody holds `key`, at most `timeout` seconds (None: as long as it takes).  False: it is still held.
+
+        True promises nothing for the next moment: whoever wants the key queues by `try_acquire(wait=...)`.
+        """
+        from leased.client.watching import wait_free
+
+        return wait_free(self, key, timeout)
+
     def info(self) -> dict[str, Any]:
         return self._ask("info", {}, self.timeout)[0]
 
@@ -211,92 +207,6 @@ class Client:
         renewed = self.renew(grant)
         return Grant(grant.reply, renewed.deadline) if isinstance(renewed, Grant) else renewed
 
-    def _ask(self, operation: str, fields: dict[str, Any], seconds: float, wait: float = 0) -> tuple[Reply, float, bool]:
-        """The reply, the boot time from before its request was sent, and whether an earlier attempt may have been carried out."""
-        started = time.monotonic()
-        waiting = _seconds(wait)
-        deadline = started + seconds + waiting
-        repeatable = operation != "lease" or fields.get("request_id") is not None
-        pause = 0.0  # the daemon may have restarted since the last call: then the first new connection is good
-        repeated = False
-        while True:
-            asked = dict(fields, agent_key=self._agent_key)
-            if wait:
-                asked["wait_seconds"] = max(0.0, waiting - (time.monotonic() - started)) if repeated else wait
-            connection = None
-            try:
-                connection = self._connected(deadline)
-                sent_at = self._time.now()
-                return connection.exchange(operation, asked, deadline), sent_at, repeated
-            except ConnectionGone as gone:
-                repeated = repeated or gone.sent
-                why = str(gone)
-            except (DaemonUnreachable, RateLimited) as failed:
-                if not repeated:
-                    raise
-                why = str(failed)
-            except OutcomeUnknown:
-                if operation == "lease" and connection is not None:
-                    connection.close("an answer did not come in time")
-                raise
-            except ProtocolFault as fault:
-                if not repeated:
-                    raise
-                raise OutcomeUnknown(operation, str(fault)) from None
-            finally:
-                if connection is not None and connection.gone:
-                    self._drop(connection)
-            if (repeated and not repeatable) or time.monotonic() + pause >= deadline:
-                raise OutcomeUnknown(operation, why) if repeated else DaemonUnreachable(self.socket, why)
-            select.select([], [], [], pause * (0.5 + os.urandom(1)[0] / 512))  # jitter: not all clients at one instant
-            pause = min(2 * pause or _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-
-    def _connected(self, deadline: float) -> Connection:
-        with self._lock:
-            if self._connection is None or self._connection.gone:
-                self._connection = Connection(connect(self.socket, deadline))
-            return self._connection
-
-    def _drop(self, connection: Connection) -> None:
-        """Bound leases may have ended with the connection, or want to be bound to the next one: renew them now."""
-        with self._lock:
-            if self._connection is connection:
-                self._connection = None
-            held = [*self._held]
-        for lease in held:
-            lease.connection_lost()
-
-    def _keep(self, lease: HeldLease) -> None:
-        with self._lock:
-            self._held.add(lease)
-
-    def _after_fork(self) -> None:
-        connection, held = self._connection, [*self._held]
-        self._start_anew()
-        if connection is not None:
-            connection.abandon()
-        for lease in held:
-            lease.left_to_parent()
-
 
 def _credentials(key: str | Grant, fence: str | None, holder: str | None) -> tuple[str, str | None, str | None]:
     return (key.key, key.fence, holder or key.holder) if isinstance(key, Grant) else (key, fence, holder)
-
-
-def _seconds(wait: Any) -> float:
-    """A wait as this side counts it; whether it is acceptable is for the daemon to say."""
-    try:
-        return min(max(float(wait), 0.0), LONGEST_WAIT_SECONDS)
-    except (TypeError, ValueError, OverflowError):
-        return 0.0
-
-
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for client in [*_clients]:
-        client._after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

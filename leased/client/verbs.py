@@ -35,6 +35,14 @@ _FENCE_FILE: Final = Option("--fence-file", "FILE", "read the fence from FILE, '
 _HOLDER: Final = Option("--holder", "LABEL", "who asks (default: $LEASE_HOLDER, else USER@HOST:PID of the calling shell)")
 
 
+_BIND_REFUSED: Final = (
+    "a lease that `lease acquire` binds to its process or its connection ends when `lease acquire` does, before anybody can use it, "
+    "and it cannot be bound to the process that called: only a process itself can prove to the daemon which one it is.  "
+    "`lease run KEY -- COMMAND` holds a lease as long as COMMAND runs; a program binds by the client library; "
+    "else take a short --ttl and renew it"
+)
+
+
 def client_of(arguments: Arguments) -> Client:
     """The client all verbs ask through.  LEASED_AGENT_KEY is a secret, so the environment is the only way to give it."""
     from leased.client.sync import Client  # not before: a help page needs neither sockets nor threads
@@ -54,6 +62,8 @@ def acquire(arguments: Arguments, out: Output) -> int:
     (key,) = arguments.operands
     form = arguments.text("--format") or "text"
     out.json = out.json or form == "json"
+    if (arguments.text("--bind") or "none") != "none":
+        raise Usage(_BIND_REFUSED)
     fence = given_fence(arguments, key, required=False)
     path = arguments.text("--fence-out")
     ttl, wait = arguments.seconds("--ttl"), arguments.seconds("--wait")
@@ -210,7 +220,7 @@ def _verdict(answer: bool | None) -> int:
 VERBS: Final = {
     "acquire": Verb(
         acquire,
-        "lease acquire KEY [--ttl 60] [--wait 0] [--holder LABEL] [--scope SCOPE] [--format FORM] [--fence-out FILE]",
+        "lease acquire KEY [--ttl 60] [--wait 0] [--holder LABEL] [--scope SCOPE] [--bind none] [--format FORM] [--fence-out FILE]",
         "Takes the lease on KEY.  Exit 0: it is yours.  75: somebody else's.  69: nobody can tell; do not go on.\n"
         "The fence in the answer is the secret that renews and releases the lease.  It is printed only where asked for.",
         (
@@ -218,6 +228,9 @@ VERBS: Final = {
             Option("--wait", "DURATION", "how long to queue while it is held, up to 5m (default 0)"),
             _HOLDER,
             Option("--scope", "SCOPE", "the unit of work it belongs to"),
+            Option(
+                "--bind", "BIND", "none: this command ends at once, and a bound lease with it", ("none", "process", "connection")
+            ),
             Option("--fence-file", "FILE", "present the fence in FILE, '-' for standard input: a live lease's renews it"),
             Option("--fence-out", "FILE", "write the fence to FILE, readable by you alone"),
             Option("--show-fence", "", "print the fence with the answer"),

@@ -19,7 +19,7 @@ from typing import Any, Final
 from leased.client.core import Conversation
 from leased.client.errors import ConnectionGone, DaemonUnreachable, LeasedClientError, OutcomeUnknown, PermissionDenied
 
-_READ_BYTES: Final = 65536  # one read takes any answer
+READ_BYTES: Final = 65536  # one read takes any answer
 _SLICE_SECONDS: Final = 1.0  # a signal that comes just before a wait begins does not end it, and is seen only after it
 _BACKLOG_PAUSE_SECONDS: Final = 0.01  # a full accept queue empties within a tick of the daemon
 
@@ -44,9 +44,24 @@ def connect(path: str, deadline: float) -> socket.socket:
             raise PermissionDenied(f"permission_denied: this user may not connect to {path}") from None
         except OSError as wrong:
             stream.close()
-            raise DaemonUnreachable(path, _why(wrong)) from None
+            raise DaemonUnreachable(path, why(wrong)) from None
         else:
             return stream
+
+
+def ready(stream: socket.socket, mask: int, deadline: float) -> bool:
+    """Waits until `stream` is ready for `mask` (or has ended); False at `deadline`, monotonic seconds.  Raises OSError."""
+    poll = select.poll()
+    try:
+        poll.register(stream, mask)
+    except ValueError:  # closed by another thread
+        raise OSError(errno.EBADF, "closed") from None
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        if poll.poll(min(left, _SLICE_SECONDS) * 1000):
+            return True
+        if left <= _SLICE_SECONDS:
+            return False
 
 
 class Connection:
@@ -117,19 +132,19 @@ class Connection:
                 try:
                     sent += self._stream.send(octets[sent:], socket.MSG_NOSIGNAL)
                 except BlockingIOError:
-                    if not self._ready(select.POLLOUT, deadline):
+                    if not ready(self._stream, select.POLLOUT, deadline):
                         raise TimeoutError("the daemon reads nothing") from None
         except OSError as wrong:  # part of a message may have left: nothing can follow it on this stream
             self._hear_last_words()
-            self.close(_why(wrong))
-            raise self._conversation.ended(_why(wrong), sent=sent > 0) from None
+            self.close(why(wrong))
+            raise self._conversation.ended(why(wrong), sent=sent > 0) from None
 
     def _hear_last_words(self) -> None:
         """A daemon that closes a connection at once has said why, and the bytes are still there to be read."""
         with self._state:
             if not self._reading:
                 try:
-                    self._conversation.receive(self._stream.recv(_READ_BYTES))
+                    self._conversation.receive(self._stream.recv(READ_BYTES))
                 except OSError:
                     pass
 
@@ -157,9 +172,9 @@ class Connection:
     def _read(self, deadline: float) -> bool:
         """Reads once for all who wait; False if nothing came until the deadline."""
         try:
-            if not self._ready(select.POLLIN, deadline):
+            if not ready(self._stream, select.POLLIN, deadline):
                 return False
-            octets = self._stream.recv(_READ_BYTES)
+            octets = self._stream.recv(READ_BYTES)
             with self._state:
                 answered, _ = self._conversation.receive(octets)
                 for msgid in answered:
@@ -170,26 +185,13 @@ class Connection:
         except BlockingIOError:
             pass
         except OSError as wrong:
-            self.close(_why(wrong))
+            self.close(why(wrong))
         finally:
             with self._state:
                 self._reading = False
                 if self._gone is not None:
                     self._stream.close()
         return True
-
-    def _ready(self, mask: int, deadline: float) -> bool:
-        poll = select.poll()
-        try:
-            poll.register(self._stream, mask)
-        except ValueError:  # closed by another thread
-            raise OSError(errno.EBADF, "closed") from None
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            if poll.poll(min(left, _SLICE_SECONDS) * 1000):
-                return True
-            if left <= _SLICE_SECONDS:
-                return False
 
     def _pass_on(self) -> None:
         """Wakes one of those who wait, to read on; one that is woken for nothing waits again."""
@@ -204,7 +206,8 @@ def _open(gate: threading.Lock) -> None:
         gate.release()
 
 
-def _why(wrong: BaseException) -> str:
+def why(wrong: BaseException) -> str:
+    """What failed, in words that name no secret."""
     if isinstance(wrong, OSError) and wrong.errno is not None:
         if wrong.errno == errno.ENOENT:
             return "there is no such socket"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from leased.client.answers import Checked, Ended, Grant, Refusal, Unknown
 from leased.client.errors import DaemonUnreachable, LeasedClientError, PermissionDenied, RateLimited
+
+if TYPE_CHECKING:
+    from leased.client.scopes import ResumePacket, SwitchState
+    from leased.client.watching import Gap, LeaseEvent
 
 
 def shown(text: object) -> str:
@@ -68,6 +72,8 @@ def refused(refusal: Refusal) -> str:
 
 def unknown(answer: Unknown) -> str:
     reason = shown(answer.reply.get("text") or answer.reason)
+    if answer.reason == "superseded":
+        return f"This call's place in the line for {shown(answer.key)} was taken by a later one with the same request id."
     again = lasting(answer.retry_after_seconds)
     return f"Nobody can tell now who holds {shown(answer.key)} ({reason}). Do not go on; ask again in {again}."
 
@@ -77,9 +83,13 @@ def checked(answer: Checked) -> str:
     if answer.held is None:
         return f"Nobody can tell now who holds {key} ({shown(answer.reason or 'no reason given')})."
     if not answer.held:
-        return f"{key} is free."
+        return free(answer.key)
     waiting = f"; {answer.waiting} waiting" if answer.waiting else ""
     return f"{key} is {_standing(answer, answer.expires_in_seconds)}{waiting}."
+
+
+def free(key: str) -> str:
+    return f"{shown(key)} is free."
 
 
 def current(answer: Checked, generation: int) -> str:
@@ -115,6 +125,57 @@ def listed(lease: dict[str, Any]) -> str:
         if lease.get(field) is not None and lease[field] != "none"
     )
     return f"{name}  held by {shown(lease.get('holder'))}  generation {lease.get('generation')}  free in {left}{more}"
+
+
+_MORE: Final = {"process_exited": "its process ended", "connection_closed": "its connection was closed", "switch": ""}
+"""What a reason among the events means, where its word alone does not say it."""
+
+
+def happened(event: LeaseEvent) -> str:
+    """One line: when, what, to which key, who."""
+    key = shown(event.key) if event.key is not None else f"#{shown(event.key_hash)}"
+    what = shown(event.type).replace("_", " ")
+    line = f"{at(0)}  {what:<13}  {key}  holder {shown(event.holder)}  generation {event.generation}"
+    more = _MORE.get(event.reason or "", shown(event.reason or ""))
+    scope = f"  scope {shown(event.scope)}" if event.scope is not None else ""
+    return f"{line}{scope}{f'  ({more})' if more else ''}"
+
+
+def missed(gap: Gap) -> str:
+    if gap.from_seq is None or gap.to_seq is None:
+        return f"{at(0)}  gap: the connection was lost and is back; what happened between is not known"
+    return f"{at(0)}  gap: {gap.to_seq - gap.from_seq + 1} events came faster than they were read, and are not shown"
+
+
+def armed(switch: SwitchState) -> str:
+    scope = shown(switch.scope)
+    if not switch.armed or switch.due_in_seconds is None:
+        return f"The switch of {scope} is not armed{_last_missed(switch)}."
+    agent = f", agent {shown(switch.agent_id)}" if switch.agent_id is not None else ""
+    due = f"{lasting(switch.due_in_seconds)} (at {at(switch.due_in_seconds)})"
+    return (
+        f"The switch of {scope} is armed{agent}: without another heartbeat in {due} its leases are released{_last_missed(switch)}."
+    )
+
+
+def _last_missed(switch: SwitchState) -> str:
+    return f"; it was last missed at {shown(switch.last_missed_at)}" if switch.last_missed_at is not None else ""
+
+
+def resumed(packet: ResumePacket) -> list[str]:
+    """The scope's leases, its switch, and what a missed switch released."""
+    scope = shown(packet.scope)
+    if not packet:
+        return [f"Nothing is known of {scope}: no live lease, and it never had a switch."]
+    lines = [listed(lease) for lease in packet.leases] or [f"{scope} has no live lease."]
+    if packet.switch is None:
+        return [*lines, f"{scope} has no switch."]
+    lines.append(armed(packet.switch))
+    for lease in packet.switch.released:
+        key = lease.get("key")
+        name = shown(key) if key is not None else f"#{shown(lease.get('key_hash'))}"
+        lines.append(f"  it released {name}  generation {lease.get('generation')}")
+    return lines
 
 
 def told(reply: dict[str, Any], prefix: str = "") -> list[str]:

@@ -93,6 +93,10 @@ class FakeDaemon:
         """Answers, from any thread, a request that was met with SILENCE."""
         self._connections[asked.connection].sendall(msgpack.packb((1, asked.msgid, None, result)))
 
+    def send(self, connection: int, octets: bytes) -> None:
+        """Anything, from any thread: what nobody asked for."""
+        self._connections[connection].sendall(octets)
+
     def close_connection(self, number: int) -> None:
         self._connections[number].shutdown(socket.SHUT_RDWR)
 

@@ -14,7 +14,7 @@ import pytest
 from fake_daemon import DROP, SILENCE, Asked, FakeDaemon, FakeTime, Fault, Raw, granted, refused
 
 from leased import model
-from leased.client import errors, sync, wire
+from leased.client import calling, errors, wire
 from leased.client.answers import Grant, Refusal, Unknown
 from leased.client.sync import Client
 from leased.client.wire import Connection
@@ -128,7 +128,7 @@ def test_a_daemon_that_hears_nothing_is_unreachable_in_the_end(monkeypatch: pyte
         theirs.close()
         return ours
 
-    monkeypatch.setattr(sync, "connect", connect)
+    monkeypatch.setattr(calling, "connect", connect)
     with pytest.raises(errors.DaemonUnreachable):
         Client("/nowhere", timeout=0.2).check("k")
 
@@ -222,6 +222,51 @@ def test_a_waiting_lease_says_how_long_and_a_repeat_only_what_is_left(path: Path
     first, second = (asked.params["wait_seconds"] for asked in daemon.asked)
     assert first == 7.5
     assert 0 < second < 7.5
+
+
+@pytest.mark.parametrize("reason", sorted(calling.RESTARTING))
+def test_a_wait_that_meets_a_daemon_that_ends_or_begins_queues_again(path: Path, reason: str) -> None:
+    def null(asked: Asked) -> dict[str, Any]:
+        return refused(asked, reason, None, acquired=None, retry_after_seconds=1.0)
+
+    with FakeDaemon(path, in_turn(null, DROP, null, granted, granted)) as daemon, Client(path) as client:
+        assert isinstance(client.try_acquire("k", wait=7.5), Grant)
+        assert daemon.methods() == ["lease"] * 4 + ["renew"]  # which dates the grant
+        assert len({asked.params["request_id"] for asked in daemon.asked[:4]}) == 1
+        waits = [asked.params["wait_seconds"] for asked in daemon.asked[:4]]
+        assert 7.5 == waits[0] > waits[1] > waits[2] > waits[3] > 0
+        daemon.asked.clear()
+        daemon.script = null
+        assert isinstance(client.try_acquire("k"), Unknown)  # who does not wait is told
+        assert isinstance(client.try_acquire("k", wait=0.05), Unknown)  # and who has waited
+        assert 2 <= len(daemon.asked) <= 4
+
+
+def test_a_wait_outlives_a_daemon_that_is_away_for_a_while(path: Path) -> None:
+    answers: list[Any] = []
+    with FakeDaemon(path, lambda asked: SILENCE) as daemon, Client(path) as client:
+        waiter = threading.Thread(target=lambda: answers.append(client.try_acquire("k", wait=60)))
+        waiter.start()
+        daemon.wait_until(lambda: daemon.asked)
+        path.unlink()
+        daemon.stop()
+        waiter.join(0.1)
+        with FakeDaemon(path, granted) as restarted:
+            waiter.join(5)
+            first, again = daemon.asked[0].params, restarted.asked[0].params
+    assert isinstance(answers[0], Grant)
+    assert again["request_id"] == first["request_id"]
+    assert 50 < again["wait_seconds"] < 60
+
+
+@pytest.mark.parametrize("reason", ["superseded", "full", "store"])
+def test_other_nulls_end_a_wait_at_once(path: Path, reason: str) -> None:
+    """Above all the call whose place in the line was taken by a later one: two that asked again would take it from each other."""
+    with FakeDaemon(path, lambda asked: refused(asked, reason, None, acquired=None)) as daemon, Client(path) as client:
+        answer = client.try_acquire("k", wait=60, request_id="r" * 32)
+        assert isinstance(answer, Unknown)
+        assert answer.reason == reason
+        assert len(daemon.asked) == 1
 
 
 def test_a_grant_after_a_wait_is_dated_by_the_daemon_of_the_same_boot(path: Path) -> None:
@@ -341,7 +386,7 @@ def test_an_interrupt_while_waiting_closes_the_connection(path: Path) -> None:
 
 
 def test_the_longest_wait_is_the_protocol_s() -> None:
-    assert sync.LONGEST_WAIT_SECONDS == model.MAX_WAIT_SECONDS
+    assert calling.LONGEST_WAIT_SECONDS == model.MAX_WAIT_SECONDS
 
 
 def test_list_fetches_a_page_when_it_is_needed(path: Path) -> None:
@@ -361,6 +406,49 @@ def test_a_cursor_that_stands_still_does_not_loop_for_ever(path: Path) -> None:
         pytest.raises(errors.ProtocolFault, match="cursor"),
     ):
         list(client.list())
+
+
+def test_a_switch_is_armed_and_disarmed(path: Path) -> None:
+    armed = {"scope": "s", "armed": True, "agent_id": "a", "due_at": "2026-11-29T17:39:36.123Z", "due_in_seconds": 60.0}
+    unarmed = {"scope": "s", "armed": False, "agent_id": "a", "due_at": None, "due_in_seconds": None, "last_missed_at": "then"}
+    with FakeDaemon(path, in_turn(armed, unarmed, {"scope": "s"})) as daemon, Client(path) as client:
+        switch = client.heartbeat("s", 60, "a")
+        assert switch
+        assert (switch.scope, switch.due_in_seconds, switch.agent_id, switch.released) == ("s", 60.0, "a", [])
+        switch = client.disarm("s")
+        assert not switch
+        assert (switch.due_in_seconds, switch.last_missed_at) == (None, "then")
+        with pytest.raises(errors.ProtocolFault, match="neither armed"):
+            client.heartbeat("s", 60)
+    assert [asked.params for asked in daemon.asked] == [
+        {"scope": "s", "expect_within_seconds": 60, "agent_id": "a"},
+        {"scope": "s", "disarm": True},
+        {"scope": "s", "expect_within_seconds": 60},
+    ]
+
+
+def test_a_resume_packet_tells_leases_and_switch(path: Path) -> None:
+    released = [{"key": None, "key_hash": "00ff", "generation": 4}]
+    switch = {
+        "armed": False,
+        "agent_id": None,
+        "due_at": None,
+        "due_in_seconds": None,
+        "last_missed_at": "then",
+        "released": released,
+    }
+    full = {"scope": "s", "empty": False, "leases": [{"key": "k"}], "switch": switch}
+    nothing = {"scope": "s", "empty": True, "leases": [], "switch": None}
+    with FakeDaemon(path, in_turn(full, nothing)) as daemon, Client(path) as client:
+        packet = client.resume_packet("s")
+        assert packet
+        assert packet.leases == [{"key": "k"}]
+        assert packet.switch is not None
+        assert (packet.switch.scope, packet.switch.armed, packet.switch.released) == ("s", False, released)
+        packet = client.resume_packet("s")
+        assert not packet
+        assert packet.switch is None
+    assert [(asked.method, asked.params) for asked in daemon.asked] == [("resume_packet", {"scope": "s"})] * 2
 
 
 def test_revoke_and_info(path: Path) -> None:

@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgpack
 import pytest
 from fake_daemon import DROP, Asked, FakeDaemon, Fault, Raw, granted, refused
 
 from leased.client import fences, sync
 from leased.client.command import VERBS, main
+from leased.client.errors import DaemonUnreachable
 from leased.client.shell import Usage, default_holder
 from leased.client.verbs import quoted
+from leased.client.watching import Gap, Watch
 
 FENCE = "9007199254740993"
 OTHER_FENCE = "4611686018427387904"
@@ -68,6 +71,8 @@ def unknown(asked: Asked) -> dict[str, Any]:
 
 LAPSED: Callable[[Asked], Any] = lambda asked: refused(asked, "lapsed", None)  # noqa: E731  a table below
 HELD = {"held": True, "key": "k", "held_by": "worker-7", "generation": 41, "expires_in_seconds": 12.3, "waiting": 2}
+WATCHED = {"watching": True, "seq": 0}
+ARMED = {"scope": "s", "armed": True, "agent_id": None, "due_in_seconds": 60.0, "last_missed_at": None}
 FREE = {"held": False, "key": "k", "held_by": None, "generation": None, "waiting": 0}
 
 
@@ -102,6 +107,15 @@ FREE = {"held": False, "key": "k", "held_by": None, "generation": None, "waiting
         ("revoke k --reason r", {"revoked": False, "reason": "expired"}, 1),
         ("revoke k --reason r", {"revoked": None, "reason": "full"}, 69),
         ("revoke k --reason r", Fault("permission_denied: operators only"), 77),
+        ("wait k", lambda asked: WATCHED if asked.method == "watch" else FREE, 0),
+        ("wait k --timeout 0.01", lambda asked: WATCHED if asked.method == "watch" else HELD, 75),
+        ("wait k", Fault("rate_limited: watches"), 69),
+        ("heartbeat s --expect-within 60", ARMED, 0),
+        ("heartbeat s --disarm", {**ARMED, "armed": False}, 0),
+        ("heartbeat s --expect-within 60", Fault("internal: the state cannot be read now (full)"), 70),
+        ("resume s", {"scope": "s", "empty": True, "leases": [], "switch": None}, 0),
+        ("watch k", Fault("invalid_argument: key"), 64),
+        ("watch", Fault("rate_limited: watches"), 69),
         ("info", {"name": "leased"}, 0),
         ("info", Fault("unknown_method: info"), 70),
         ("info", Raw(b"HTTP/1.1 400 Bad Request\r\n\r\n"), 70),
@@ -139,6 +153,18 @@ def test_exit_codes(bench: Bench, monkeypatch: pytest.MonkeyPatch, words: str, a
         ("acquire k --json=yes", "takes no value"),
         ("acquire k --tt 5", "unknown option '--tt'"),
         ("acquire k --fence-out /nowhere/f", "No such file"),
+        ("acquire k --bind process", "`lease run KEY -- COMMAND`"),
+        ("acquire k --bind connection", "before anybody can use it"),
+        ("acquire k --bind parent", "one of none, process, connection"),
+        ("wait", "expected: lease wait KEY"),
+        ("wait k --timeout soon", "--timeout takes a duration"),
+        ("watch k --scope s", "either a KEY or --scope"),
+        ("watch a b", "expected: lease watch"),
+        ("heartbeat s", "either --expect-within DURATION or --disarm"),
+        ("heartbeat s --disarm --expect-within 5", "either --expect-within DURATION or --disarm"),
+        ("heartbeat s --disarm --agent-id a", "--agent-id goes with --expect-within"),
+        ("heartbeat --expect-within 5", "expected: lease heartbeat SCOPE"),
+        ("resume", "expected: lease resume SCOPE"),
         ("check k --generation -1", "whole number"),
         ("release k --fence-file /nowhere", "No such file"),
         ("revoke k", "needs --reason"),
@@ -215,6 +241,117 @@ def test_sentences(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.run("acquire", "k").out == "Nobody can tell now who holds k (full). Do not go on; ask again in 1.0 s.\n"
     bench.answer = {"revoked": True, "generation": 17, "held_by": "worker-7"}
     assert bench.run("revoke", "k", "--reason", "r").out == "k is revoked (generation 17 of worker-7).\n"
+
+
+def test_sentences_about_scopes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leased.client.wording.at", lambda seconds: "17:39:36")
+    bench.answer = ARMED
+    told = "The switch of s is armed: without another heartbeat in 60 s (at 17:39:36) its leases are released.\n"
+    assert bench.run("heartbeat", "s", "--expect-within", "1m").out == told
+    assert bench.last.params == {"scope": "s", "expect_within_seconds": 60}
+    bench.answer = {**ARMED, "agent_id": "worker-7", "last_missed_at": "then"}
+    told = bench.run("heartbeat", "s", "--expect-within", "60", "--agent-id", "worker-7").out
+    assert "armed, agent worker-7: " in told
+    assert told.endswith("are released; it was last missed at then.\n")
+    assert bench.last.params == {"scope": "s", "expect_within_seconds": 60, "agent_id": "worker-7"}
+    bench.answer = {**ARMED, "armed": False, "due_in_seconds": None}
+    assert bench.run("heartbeat", "s", "--disarm").out == "The switch of s is not armed.\n"
+    assert bench.last.params == {"scope": "s", "disarm": True}
+    bench.answer = {"scope": "s", "empty": True, "leases": [], "switch": None}
+    assert bench.run("resume", "s").out.startswith("Nothing is known of s")
+    lease = {
+        "key": "a",
+        "key_hash": "00ff",
+        "holder": "x",
+        "scope": "s",
+        "generation": 4,
+        "expires_in_seconds": 5.0,
+        "bind": "process",
+    }
+    released = [{"key": "b", "key_hash": "01", "generation": 2}, {"key": None, "key_hash": "02", "generation": 3}]
+    missed = {"armed": False, "last_missed_at": "then", "released": released}
+    bench.answer = {"scope": "s", "empty": False, "leases": [lease], "switch": missed}
+    assert bench.run("resume", "s").out.splitlines() == [
+        "a  held by x  generation 4  free in 5.0 s  scope s  bind process",
+        "The switch of s is not armed; it was last missed at then.",
+        "  it released b  generation 2",
+        "  it released #02  generation 3",
+    ]
+    assert json.loads(bench.run("resume", "s", "--json").out) == bench.answer
+
+
+def test_a_wait_is_bounded_by_its_own_timeout_and_answers_by_the_usual_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def wait_free(client: sync.Client, key: str, timeout: float | None) -> bool:
+        seen.append((client.timeout, key, timeout))
+        return timeout is None
+
+    monkeypatch.setattr(sync.Client, "wait_free", wait_free)
+    assert bench.run("wait", "k") == Ran(0, "k is free.\n", "")
+    ran = bench.run("wait", "k", "--timeout", "5m", "--json")
+    assert (ran.code, json.loads(ran.out)) == (75, {"key": "k", "free": False})
+    assert seen == [(10.0, "k", None), (10.0, "k", 300.0)]
+
+
+EVENT = {"seq": 1, "type": "granted", "key": "k", "key_hash": "00ff", "scope": None, "holder": "x", "generation": 4, "reason": None}
+
+
+def watched(bench: Bench, *words: str, events: list[dict[str, Any]], gap: dict[str, Any] | None = None) -> Ran:
+    """The first connection tells these, the second is refused for good."""
+
+    def script(asked: Asked) -> Any:
+        if len(bench.daemon.asked) > 1:
+            return Fault("permission_denied: enough")
+        messages = [(1, asked.msgid, None, WATCHED), *((2, "event", (event,)) for event in events)]
+        messages += [(2, "gap", (gap,))] if gap else []
+        bench.daemon.send(1, b"".join(map(msgpack.packb, messages)))
+        return DROP
+
+    bench.answer = script
+    bench.daemon.asked.clear()
+    return bench.run("watch", *words)
+
+
+def test_watch_shows_a_line_for_each_event_and_for_what_is_missing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leased.client.wording.at", lambda seconds: "17:39:36")
+    ended = {**EVENT, "seq": 2, "type": "switch_missed", "key": None, "scope": "s", "holder": "\x1b[2J", "reason": "switch"}
+    bound = {**EVENT, "seq": 3, "type": "released", "reason": "process_exited"}
+    ran = watched(bench, events=[EVENT, ended, bound], gap={"from_seq": 4, "to_seq": 6})
+    assert ran.code == 77
+    assert ran.out.splitlines() == [
+        "17:39:36  granted        k  holder x  generation 4",
+        "17:39:36  switch missed  #00ff  holder \\x1b[2J  generation 4  scope s",
+        "17:39:36  released       k  holder x  generation 4  (its process ended)",
+        "17:39:36  gap: 3 events came faster than they were read, and are not shown",
+    ]
+    assert ran.err.splitlines() == ["lease: watching all leases of the namespace", "lease: permission_denied: enough"]
+
+
+def test_watch_as_json_says_gap_too(bench: Bench) -> None:
+    ran = watched(bench, "--scope", "s", "--json", "-q", events=[EVENT], gap={"from_seq": 2, "to_seq": 3})
+    assert [json.loads(line) for line in ran.out.splitlines()] == [EVENT, {"type": "gap", "from_seq": 2, "to_seq": 3}]
+    assert bench.last.params == {"scope": "s"}
+    assert "watching" not in ran.err
+
+
+def test_watch_says_once_that_the_daemon_is_away_and_goes_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = DaemonUnreachable("/s", "nobody listens there")
+    turns: list[Any] = [gone, gone, Gap(None, None), gone, None]
+
+    def take(watch: Watch) -> Any:
+        told = turns.pop(0)
+        if isinstance(told, Exception):
+            raise told
+        return told
+
+    monkeypatch.setattr(Watch, "take", take)
+    bench.answer = WATCHED
+    ran = bench.run("watch", "k")
+    assert ran.code == 0
+    assert "the connection was lost and is back" in ran.out
+    assert ran.err.count("no daemon answers at /s: nobody listens there; trying on until it is back") == 2
+    assert ran.err.startswith("lease: watching k\n")
 
 
 def test_json_is_the_daemon_s_reply(bench: Bench) -> None:
@@ -448,3 +585,7 @@ def test_the_command_loads_nothing_it_does_not_need(bench: Bench) -> None:
         timeout=20,
     )
     assert ran.stdout.splitlines() == ["k is free.", ""]
+    for verb in ("wait", "watch", "heartbeat", "resume"):
+        code = "import sys, leased.client.command as c; c.main([sys.argv[1], '--help']); print('leased.client.sync' in sys.modules)"
+        ran = subprocess.run([sys.executable, "-I", "-c", code, verb], capture_output=True, text=True, check=True, timeout=20)
+        assert ran.stdout.splitlines()[-1] == "False"
