@@ -43,6 +43,7 @@ from leased.switches import Switches
 from leased.systemd import Notifier, inherited
 from leased.tariff import Tariff
 from leased.upkeep import Upkeep
+from leased.upstream import Shipper
 from leased.views import Views
 from leased.watch import Watchers
 
@@ -118,6 +119,14 @@ class Daemon:
             max_waiting=config.billing.outbox_max_events,
             max_once=config.limits.max_billed_once_records,
         )
+        self.shipper: Shipper | None = None
+        if config.upstream.url is not None:
+            from leased.upstream_http import Poster
+
+            poster = Poster(config.upstream, clock)
+            self.shipper = Shipper(
+                config.upstream, self.billing, self.journal, self.writer, clock, taken.meta.install_id, poster.post, None
+            )
         self.board.proven = self.binds.adopt
         self.upkeep = Upkeep(self.lessor, self.start, self.switches, self.binds, self.billing)
         self.views = Views(self.lessor, self.start, config, taken.meta.install_id, lambda: len(self.board))
@@ -140,6 +149,8 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._serve_sockets)
             nursery.start_soon(self._keep_time)
+            if self.shipper is not None:
+                nursery.start_soon(self.shipper.run)
             await self._stopping.wait()
             nursery.cancel_scope.cancel()
 
@@ -275,6 +286,12 @@ def open_daemon(config: Config, notifier: Notifier, clock: Clock | None = None) 
     except NotWritten as error:
         raise StoreError(f"{config.state_dir} or {config.runtime_dir}: {error}") from error
     log.info("daemon.starting", story=taken.story, recovering=taken.waiting, leases=len(taken.known))
+    if taken.rebuilt:
+        log.warning(
+            "ledger.rebuilt",
+            state_dir=str(config.state_dir),
+            lost="agent keys, billing events not yet shipped, switches told of elsewhere",
+        )
     if taken.waiting:
         log.warning("daemon.recovering", seconds=round(taken.meta.no_grant_before - clock.now().boot, 3))
     return Daemon(config, clock, locks, leases, ledger, taken, notifier)

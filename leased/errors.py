@@ -56,7 +56,7 @@ class StateRefused(LeasedError):
 
 
 class StateLocked(LeasedError):
-    """Another daemon (or command) holds this directory.  Exit code 75 for commands, 78 for `serve`."""
+    """Another daemon (or command) holds this directory.  Exit code 69 for commands, 78 for `serve`."""
 
 
 class ConfigError(LeasedError):

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import stat
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,10 @@ DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 LOCK_NAME: Final = "lock"
 PAGE_BYTES: Final = 4096
+_MAGIC: Final = 0xBEEFC0DE
+_META_END: Final = 152
+_U32: Final = struct.Struct("<I")
+_U64: Final = struct.Struct("<Q")
 READ_MAP_BYTES: Final = 1 << 36  # address space only: a file may grow while it is read
 _T = TypeVar("_T")
 NotWritten: Final = lmdb.Error  # what the lane catches by these names, since a context manager would cost it half a microsecond
@@ -117,6 +122,7 @@ def open_environment(directory: Path, *, map_bytes: int, tables: int, sync: bool
     if not readonly:
         for name in ("data.mdb", "lock.mdb"):  # made by us first, so that no umask can widen them for a moment
             os.close(os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+    refuse_truncated(data)
     try:
         environment = lmdb.open(
             str(directory), map_size=map_bytes, max_dbs=tables, sync=sync, metasync=True, mode=FILE_MODE, readonly=readonly,
@@ -126,6 +132,26 @@ def open_environment(directory: Path, *, map_bytes: int, tables: int, sync: bool
     except lmdb.Error as error:
         raise _opening(data, error) from error
     return environment
+
+
+def refuse_truncated(data: Path) -> None:
+    """A data file shorter than its newest meta page says kills its reader by SIGBUS, which no `except` can catch.  Raises StateRefused.
+
+    The two meta pages (page 0 and 1) are, from byte 16: magic, version, address, map size, two trees of 48 bytes, last page, transaction.
+    """
+    with data.open("rb") as file:
+        pages = [file.read(PAGE_BYTES), file.read(PAGE_BYTES)]
+        size = os.fstat(file.fileno()).st_size
+    newest, last_page = -1, 0
+    for page in pages:
+        if len(page) >= _META_END and _U32.unpack_from(page, 16)[0] == _MAGIC:
+            last, transaction = _U64.unpack_from(page, 136)[0], _U64.unpack_from(page, 144)[0]
+            if transaction > newest:
+                newest, last_page = transaction, last
+    if newest >= 0 and size < (last_page + 1) * PAGE_BYTES:
+        raise StateRefused(
+            f"{data} is cut short: it has {size} bytes of {(last_page + 1) * PAGE_BYTES}: run `leased fsck`, then restore a backup"
+        )
 
 
 def open_to_read(path: Path, *, tables: int, beside_writer: bool = False) -> lmdb.Environment:

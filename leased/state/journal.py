@@ -17,7 +17,9 @@ from typing import Final, Protocol
 from leased.state.ledger import LedgerLease, Op
 from leased.state.outbox import REPEATABLE
 
-REPEATED: Final = frozenset({"del", "mark", "switch", "agent"}) | REPEATABLE  # applied again after a flush whose outcome is not known
+REPEATED: Final = (
+    frozenset({"del", "mark", "switch", "agent"}) | REPEATABLE
+)  # applied again after a flush whose outcome is not known
 FIRST_RETRY_SECONDS: Final = 0.1
 MAX_RETRY_SECONDS: Final = 2.0
 

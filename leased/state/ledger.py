@@ -126,7 +126,9 @@ class Ledger:
         """Agent keys by digest, and the digests of those that cannot be read."""
         with translated(str(self.directory)), self.environment.begin() as transaction:
             rows = list(each(transaction, self.agents, decode_agent))
-        return {digest: agent for digest, agent, _ in rows if agent is not None}, [digest for digest, agent, _ in rows if agent is None]
+        return {digest: agent for digest, agent, _ in rows if agent is not None}, [
+            digest for digest, agent, _ in rows if agent is None
+        ]
 
     # ---- writing
 
@@ -238,13 +240,14 @@ def glance_ledger_lease(record: bytes) -> Glance:
 
 def write_initialised(directory: Path, install_id: str) -> None:
     """The mark that tells an emptied data.mdb from a new install.  Flushed, with its directory entry."""
-    path = directory / INITIALISED
+    path = directory / f"{INITIALISED}.new"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     try:
         os.write(descriptor, f"{install_id}\n".encode())
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    path.replace(directory / INITIALISED)
     entry = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(entry)

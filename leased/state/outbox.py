@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from leased.state.records import RecordDamaged, seal, unseal
@@ -21,6 +21,7 @@ SEQUENCE: Final = struct.Struct(">Q")
 _SECONDS: Final = struct.Struct("<d")
 _COPIED: Final = b"copied"
 _OVERFLOW: Final = b"overflow"
+_SEQUENCE: Final = b"sequence"
 
 
 def encode_event(event: Event) -> bytes:
@@ -58,18 +59,16 @@ def copy_event(ledger: Any, transaction: Any, incarnation: str, number: int, rec
     if event.kind == REFUSAL:
         if transaction.get(bytes.fromhex(event.id), db=ledger.billed) is not None:
             return  # the same fact by another incarnation: it is in the outbox or shipped, and counted
-        transaction.put(bytes.fromhex(event.id), _SECONDS.pack(event.wall), db=ledger.billed)
+        transaction.put(bytes.fromhex(event.id), seal(COUNT_VERSION, _SECONDS.pack(event.wall)), db=ledger.billed)
     _count(ledger, transaction, event)
     if transaction.stat(ledger.outbox)["entries"] >= most:
         _add(ledger, transaction, _OVERFLOW, 1)
         return
     cursor = transaction.cursor(db=ledger.outbox)
     following = SEQUENCE.unpack(cursor.key())[0] + 1 if cursor.last() else 1
-    raw = transaction.get(b"sequence", db=ledger.meta)
-    if raw is not None:
-        following = max(following, SEQUENCE.unpack(bytes(raw))[0] + 1)
+    following = max(following, _number(transaction.get(_SEQUENCE, db=ledger.meta)) + 1)
     transaction.put(SEQUENCE.pack(following), record, db=ledger.outbox)
-    transaction.put(b"sequence", SEQUENCE.pack(following), db=ledger.meta)
+    transaction.put(_SEQUENCE, seal(COUNT_VERSION, SEQUENCE.pack(following)), db=ledger.meta)
 
 
 def drop_shipped(ledger: Any, transaction: Any, sequences: list[int]) -> None:
@@ -131,9 +130,12 @@ def _count(ledger: Any, transaction: Any, event: Event) -> None:
 
 
 def _add(ledger: Any, transaction: Any, key: bytes, more: int) -> None:
-    raw = transaction.get(key, db=ledger.totals)
-    standing = SEQUENCE.unpack(bytes(raw))[0] if raw is not None else 0
-    transaction.put(key, SEQUENCE.pack(standing + more), db=ledger.totals)
+    standing = _number(transaction.get(key, db=ledger.totals))
+    transaction.put(key, seal(COUNT_VERSION, SEQUENCE.pack(standing + more)), db=ledger.totals)
+
+
+def _number(raw: Any) -> int:
+    return 0 if raw is None else int(SEQUENCE.unpack(unseal(bytes(raw), COUNT_VERSION, "counter"))[0])
 
 
 def _hour(key: bytes) -> int:
@@ -159,9 +161,7 @@ def read_state(ledger: Any) -> BillingState:
     with ledger.environment.begin() as transaction:
         raw = transaction.get(_COPIED, db=ledger.meta)
         copied = tuple(json.loads(unseal(bytes(raw), COUNT_VERSION, "copied"))) if raw is not None else ("", 0)
-        billed = sorted(
-            ((bytes(key), _SECONDS.unpack(wall)[0]) for key, wall in transaction.cursor(db=ledger.billed)), key=lambda row: row[1]
-        )
+        billed = sorted(_billed(transaction, ledger), key=lambda row: row[1])
         hours: dict[tuple[str, int], tuple[int, int, int]] = {}
         for key, value in transaction.cursor(db=ledger.totals):
             if bytes(key[:1]) == b"h":
@@ -171,8 +171,7 @@ def read_state(ledger: Any) -> BillingState:
                     )
                 except RecordDamaged:
                     continue
-        raw = transaction.get(_OVERFLOW, db=ledger.totals)
-        overflow = SEQUENCE.unpack(bytes(raw))[0] if raw is not None else 0
+        overflow = _number(transaction.get(_OVERFLOW, db=ledger.totals))
         waiting = [(event.namespace, event.wall) for _, event in _events(transaction, ledger.outbox, 1 << 62) if event is not None]
         dead: dict[str, int] = {}
         for _, event, _ in dead_letters(transaction, ledger):
@@ -181,10 +180,18 @@ def read_state(ledger: Any) -> BillingState:
     return BillingState((str(copied[0]), int(copied[1])), billed, hours, waiting, dead, overflow)
 
 
-def oldest(ledger: Any, most: int) -> list[Waiting]:
-    """Up to `most` events, oldest first."""
+def _billed(transaction: Any, ledger: Any) -> Iterator[tuple[bytes, float]]:
+    for key, raw in transaction.cursor(db=ledger.billed):
+        try:
+            yield bytes(key), _SECONDS.unpack(unseal(bytes(raw), COUNT_VERSION, "billed-once"))[0]
+        except RecordDamaged:
+            yield bytes(key), 0.0  # its key says all that matters: this fact has been billed
+
+
+def oldest(ledger: Any, most: int, after: int = 0) -> list[Waiting]:
+    """Up to `most` events behind sequence `after`, oldest first."""
     with ledger.environment.begin() as transaction:
-        return _events(transaction, ledger.outbox, most)
+        return _events(transaction, ledger.outbox, most, after)
 
 
 def dead_letters(transaction: Any, ledger: Any) -> list[tuple[int, Event | None, str]]:
@@ -200,9 +207,12 @@ def dead_letters(transaction: Any, ledger: Any) -> list[tuple[int, Event | None,
     return letters
 
 
-def _events(transaction: Any, table: Any, most: int) -> list[Waiting]:
+def _events(transaction: Any, table: Any, most: int, after: int = 0) -> list[Waiting]:
     found: list[Waiting] = []
-    for key, raw in transaction.cursor(db=table):
+    cursor = transaction.cursor(db=table)
+    if not cursor.set_range(SEQUENCE.pack(after + 1)):
+        return found
+    for key, raw in cursor:
         if len(found) >= most:
             break
         try:

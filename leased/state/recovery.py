@@ -41,6 +41,7 @@ class TakenOver(NamedTuple):
     wait_out: float
     waiting: bool
     story: str
+    rebuilt: bool = False
 
 
 def take_over(leases: Leases, ledger: Ledger, *, wait_out: float, boot: float, boot_id: str) -> TakenOver:
@@ -92,6 +93,7 @@ def take_over(leases: Leases, ledger: Ledger, *, wait_out: float, boot: float, b
         in_force,
         waiting,
         found.story,
+        theirs is None and ours is not None,
     )
 
 

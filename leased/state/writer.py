@@ -6,13 +6,14 @@ import sys
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from leased.errors import StoreError
 from leased.state.ledger import Ledger, Op
 
 SWITCH_INTERVAL_SECONDS: Final = 0.0002  # at the default 5 ms the thread waits for a busy loop longer than for the disk
 Done = Callable[[Exception | None], None]
+T = TypeVar("T")
 
 
 class WriterThread:
@@ -24,13 +25,17 @@ class WriterThread:
     def __init__(self, ledger: Ledger, notify: Callable[[Callable[[], None]], None]) -> None:
         self._ledger = ledger
         self._notify = notify
-        self._work: SimpleQueue[tuple[list[Op], Done] | None] = SimpleQueue()
+        self._work: SimpleQueue[tuple[Any, Any] | None] = SimpleQueue()
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
 
     def write(self, ops: list[Op], done: Done) -> None:
         self._work.put((ops, done))
+
+    def read(self, question: Callable[[Ledger], T], done: Callable[[T, Exception | None], None]) -> None:
+        """Ask the ledger something, behind what has been given to write.  `done` as for `write`; its first argument is None with an error."""
+        self._work.put((question, done))
 
     def stop(self, timeout_seconds: float) -> bool:
         """True when the thread has ended (so that the ledger may be closed)."""
@@ -42,6 +47,14 @@ class WriterThread:
         while (work := self._work.get()) is not None:
             ops, done = work
             error: Exception | None = None
+            if callable(ops):
+                answer: Any = None
+                try:
+                    answer = ops(self._ledger)
+                except Exception as raised:
+                    error = StoreError(f"the ledger cannot be read: {raised}")
+                self._notify(lambda done=done, answer=answer, error=error: done(answer, error))  # type: ignore[misc]
+                continue
             try:
                 self._ledger.apply(ops)
             except Exception as raised:  # whatever it was, the lane must hear of it, or its callers wait for ever

@@ -25,7 +25,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "state": ("state", "state.*"),
     "middle": (
         *("lessor", "lane", "gate", "start", "upkeep", "index", "tombs", "holds", "holdings", "queues", "switches"),
-        *("watch", "peers", "views", "binds", "billing", "companions", "stop", "handler", "upstream", "limits", "agents", "agent_lock", "metrics", "health"),
+        *("watch", "peers", "views", "binds", "billing", "companions", "stop", "handler", "upstream", "upstream_http", "limits", "agents", "agent_lock", "metrics", "health"),
     ),
     "doors": ("doors", "doors.*"),
     "roof": (
