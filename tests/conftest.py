@@ -16,6 +16,8 @@ for each in (HERE, HERE / "simulation"):
 
 from daemons import Daemon, MakeDaemon  # noqa: E402  (found by the lines above)
 
+pytest_plugins = ["selection"]
+
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_from_outside() -> None:
