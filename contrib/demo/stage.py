@@ -53,7 +53,7 @@ class Daemon:
         self._log = home / "daemon.log"
         self._home = home
         config = home / "leased.toml"
-        config.write_text("max_leases = 1000\n")  # 16 MiB of tmpfs instead of a full-size map
+        config.write_text("max_leases = 1000\n")  # 9 MiB of tmpfs instead of 69
         places = {"--config": config, "--socket": self.socket, "--state-dir": home / "state", "--runtime-dir": place / "volatile"}
         self._command = [sys.executable, "-m", "leased", "serve", *(str(word) for pair in places.items() for word in pair)]
         self._process: subprocess.Popen[bytes] | None = None
