@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import MakeDaemon
-from daemons import Daemon
+from daemons import Daemon, MakeDaemon
 
 from leased.doors import listen
 
