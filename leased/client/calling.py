@@ -61,11 +61,12 @@ class Caller:
         return f"{type(self).__name__}(socket={self.socket!r}, holder={self.holder!r})"
 
     def close(self) -> None:
-        """Ends the connection (and with it leases bound to it).  The next call makes a new one."""
+        """Ends the connection (and with it leases bound to it, which learn of it).  The next call makes a new one."""
         with self._lock:
-            connection, self._connection = self._connection, None
+            connection = self._connection
         if connection is not None:
             connection.close()
+            self._drop(connection)
 
     def _ask(self, operation: str, fields: dict[str, Any], seconds: float, wait: float = 0) -> tuple[Reply, float, bool]:
         """The reply, the boot time from before its request was sent, and whether an earlier attempt may have been carried out."""

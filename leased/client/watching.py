@@ -78,7 +78,11 @@ class Watch:
         self._told: deque[LeaseEvent | Gap] = deque()
         self._pause = 0.0
         self._given_up_at = 0.0
-        self._begin(time.monotonic() + patience)
+        try:
+            self._begin(time.monotonic() + patience)
+        except ConnectionGone:  # a daemon that restarts at this moment
+            while self._stream is None:
+                self._begin_again(FOR_EVER)
         _watches.add(self)
 
     def __repr__(self) -> str:
@@ -127,7 +131,7 @@ class Watch:
             while not self.closed:
                 if self._told:
                     return self._told.popleft()
-                if not (self._read(deadline) if self._stream is not None else self._begin_again(deadline)):
+                if not (self._read(deadline) if self._stream is not None else self._begin_again(deadline, Gap(None, None))):
                     return None
             return None
         except LeasedClientError:
@@ -189,13 +193,13 @@ class Watch:
             self._conversation.answer(msgid)
         except (OSError, ConnectionGone) as wrong:
             self._hang_up()
-            raise DaemonUnreachable(self._path, why(wrong)) from None
+            raise ConnectionGone(why(wrong), sent=True) from None
         except BaseException:
             self._hang_up()
             raise
         self._told += told
 
-    def _begin_again(self, deadline: float) -> bool:
+    def _begin_again(self, deadline: float, *ahead: Gap) -> bool:
         """One attempt to replace a lost connection, and the pause before it; False at the deadline."""
         now = time.monotonic()
         self._given_up_at = self._given_up_at or now + self._patience
@@ -207,12 +211,12 @@ class Watch:
             return False
         self._pause = min(2 * self._pause or FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         try:
-            self._begin(min(deadline, time.monotonic() + self._patience), Gap(None, None))
-        except (DaemonUnreachable, OutcomeUnknown, RateLimited):
+            self._begin(min(deadline, time.monotonic() + self._patience), *ahead)
+        except (DaemonUnreachable, ConnectionGone, OutcomeUnknown, RateLimited) as wrong:
             if self.closed or time.monotonic() < self._given_up_at:
                 return True
             self._given_up_at = 0.0
-            raise
+            raise DaemonUnreachable(self._path, str(wrong)) if isinstance(wrong, ConnectionGone) else wrong from None
         self._given_up_at = 0.0
         return True
 

@@ -224,6 +224,18 @@ def test_a_bound_lease_is_renewed_at_once_when_its_connection_is_lost(path: Path
         assert lease.lost
 
 
+@pytest.mark.parametrize("bind", ["none", "process"])
+def test_closing_the_client_binds_again_what_was_bound_and_nothing_else(path: Path, host_time: FakeTime, bind: str) -> None:
+    with FakeDaemon(path, Holding()) as daemon, Client(path, host_time=host_time) as client, client.lease("k", ttl=30, bind=bind):
+        client.close()
+        if bind == "process":
+            daemon.wait_until(lambda: "renew" in daemon.methods())
+            assert daemon.asked[1].connection == 2
+        else:
+            daemon.wait_until(lambda: daemon.closed == [1])
+    assert daemon.methods() == (["lease", "renew", "release"] if bind == "process" else ["lease", "release"])
+
+
 def test_a_lease_is_inert_in_a_forked_child(path: Path, host_time: FakeTime) -> None:
     with FakeDaemon(path, Holding()) as daemon, Client(path, host_time=host_time) as client:
         with client.lease("k", ttl=30) as lease:

@@ -170,16 +170,22 @@ def test_a_daemon_that_hangs_up_again_and_again_is_not_stormed(path: Path) -> No
 def test_a_watch_that_cannot_begin_says_why(path: Path) -> None:
     with pytest.raises(errors.DaemonUnreachable, match="no such socket"):
         Client(path).watch()
-    answers = in_turn(
-        Fault("invalid_argument: scope must not be given together with key"),
-        Fault("rate_limited: connections", True),
-        DROP,
-        SILENCE,
-    )
-    with FakeDaemon(path, answers):
-        for wrong in (errors.InvalidArgument, errors.RateLimited, errors.DaemonUnreachable, errors.OutcomeUnknown):
+    answers = [Fault("invalid_argument: not together with key"), Fault("rate_limited: connections", True), SILENCE]
+    with FakeDaemon(path, in_turn(*answers, *[DROP] * 50)):
+        for wrong, timeout in (
+            (errors.InvalidArgument, PATIENCE_SECONDS),
+            (errors.RateLimited, PATIENCE_SECONDS),
+            (errors.OutcomeUnknown, 0.05),
+            (errors.DaemonUnreachable, 0.5),
+        ):
             with pytest.raises(wrong):
-                Client(path, timeout=0.05).watch("k", "s")
+                Client(path, timeout=timeout).watch("k", "s")
+
+
+def test_a_watch_that_meets_a_restart_begins_without_a_gap(path: Path) -> None:
+    with FakeDaemon(path, in_turn(DROP, WATCHED)) as daemon, Client(path).watch() as watch:
+        tell(daemon, 2, event(1))
+        assert watch.take() == expected(1)
 
 
 def test_what_is_no_event_is_a_fault_and_the_connection_is_given_up(daemon: FakeDaemon) -> None:
