@@ -101,7 +101,9 @@ class Binds:
     # ---- after the commit
 
     def bound(self, key_hash: bytes, lease: Lease, peer: Peer) -> None:
-        """A grant, renewal or replay came by `peer`: the lease ends with it from now on."""
+        """A grant, renewal or replay came by `peer`: the lease ends with it from now on; by TCP, the bind stays what it was."""
+        if not peer.local:
+            return
         if lease.bind == model.BIND_CONNECTION:
             self._loose(key_hash)
             self._peer_of[key_hash] = peer

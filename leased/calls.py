@@ -16,6 +16,7 @@ class Peer(Protocol):
     """A connection as the lane sees it.  The methods only fill buffers; they never block and never raise."""
 
     identity: Identity
+    local: bool
     closed: bool
     watch: Any
     process: Any

@@ -8,13 +8,14 @@ from __future__ import annotations
 import gc
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
 import structlog
 import trio
 
+from leased.agent_lock import AgentLock
 from leased.agents import Agents
 from leased.billing import Billing
 from leased.binds import Binds, is_bind
@@ -22,13 +23,16 @@ from leased.calls import Call
 from leased.clock import Clock, HostClock
 from leased.config import Config
 from leased.digests import Digests
-from leased.doors.listen import bind_unix
-from leased.doors.rpc import RpcPeer
+from leased.doors.http import HttpDoor
+from leased.doors.lines import AnyPeer
+from leased.doors.listen import bind_tcp, bind_unix
+from leased.doors.pages import pages
 from leased.doors.unix import Switchboard
 from leased.errors import StateRefused, StoreError
 from leased.gate import Gate
 from leased.generations import Generations, check_wall
 from leased.lessor import Lessor
+from leased.metrics import Doors, Exposition, Meters, TimedWriter
 from leased.peers import Policy, group_id
 from leased.start import Start
 from leased.state.environment import DirectoryLock, NotWritten
@@ -80,7 +84,8 @@ class Daemon:
         self.taken = taken
         self._token = trio.lowlevel.current_trio_token()
         self.writer = WriterThread(ledger, self._token.run_sync_soon)
-        self.journal = Journal(self.writer, flushed=self._flushed, failed=self._failed)
+        self.meters = Meters()
+        self.journal = Journal(TimedWriter(self.writer, clock, self.meters.flushes), flushed=self._flushed, failed=self._failed)
         gate = Gate(taken.wait_out, taken.meta.no_grant_before, settled=not taken.waiting, closed="starting")
         self.lessor = Lessor(
             leases,
@@ -119,6 +124,12 @@ class Daemon:
             max_waiting=config.billing.outbox_max_events,
             max_once=config.limits.max_billed_once_records,
         )
+        AgentLock(self.lessor)
+        self._background: trio.Nursery | None = None
+        exposition = Exposition(
+            self.lessor, self.meters, self.billing, self.agents, self._doors, self._upstream, self._spawn, self.board.flush
+        )
+        self.board.http = HttpDoor(pages(self.lessor, exposition, self._upstream), self.agents.identify, lambda: self.lessor.now.wall)
         self.shipper: Shipper | None = None
         if config.upstream.url is not None:
             from leased.upstream_http import Poster
@@ -149,6 +160,7 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._serve_sockets)
             nursery.start_soon(self._keep_time)
+            self._background = nursery
             if self.shipper is not None:
                 nursery.start_soon(self.shipper.run)
             await self._stopping.wait()
@@ -173,6 +185,8 @@ class Daemon:
         if boot > self._wake + LATE_SECONDS:
             judged = self._deaf(boot)
         done = self.board.turn(judged)
+        if self.meters.undone_turn:
+            self.meters.turned(self.clock.now().boot - boot)
         self.journal.kick(boot)
         self._seen = boot
         return done
@@ -205,9 +219,23 @@ class Daemon:
             self._wake = wake
 
     def _decide(self, batch: list[Call], judged: float | None) -> None:
+        self.meters.batch(len(batch))
         self.lessor.decide(batch, judged)
 
-    def _hung_up(self, peer: RpcPeer) -> None:
+    def _upstream(self) -> str:
+        return self.shipper.failing if self.shipper is not None else ""
+
+    def _spawn(self, task: Callable[[], Awaitable[None]]) -> None:
+        if self._background is not None:
+            self._background.start_soon(task)
+
+    def _doors(self) -> Doors:
+        board = self.board
+        http = board.http
+        assert http is not None
+        return Doors(len(board), board.accepted, board.turned_away, http.decided, http.responses, http.answers)
+
+    def _hung_up(self, peer: AnyPeer) -> None:
         self.watchers.hung_up(peer)
         if not self._shutting:
             self.binds.hung_up(peer)
@@ -250,6 +278,8 @@ class Daemon:
         True when it was marked clean.  Cancellation leaves an unclean ledger, which the next start waits out.
         """
         self.board.stop_listening()
+        if self.board.http is not None:
+            self.board.http.draining = True
         self.lessor.gate.shut = "shutting_down"
         clean = False
         with trio.move_on_after(STOP_SECONDS):
@@ -324,6 +354,9 @@ async def run(config: Config, *, ready: Callable[[Path], None] | None = None) ->
         gid = None if config.socket_group is None else group_id(config.socket_group, "socket_group")
         listeners = [bind_unix(config.socket, config.socket_mode, gid)]
         bound = config.socket.stat().st_ino
+    for address in config.http.listen:
+        listeners.append(bind_tcp(address.host, address.port))
+        log.info("http.listening", address=str(address._replace(port=listeners[-1].getsockname()[1])))
 
     def say_ready() -> None:
         notifier.ready(daemon.taken.story)

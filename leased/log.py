@@ -47,6 +47,7 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "daemon.starting": "the daemon opens its state",
         "daemon.stopped": "the daemon has ended",
         "floor.lost": "a path no longer leads to the daemon's own directory: nothing is granted and the daemon exits",
+        "http.listening": "HTTP is served at a TCP address too",
         "lane.failed": "a request could not be decided: a fault of the daemon itself, with its traceback",
         "lease.revoked": "an operator ended a lease by force",
         "leases.discarded": "the volatile state was of another boot or incarnation and was not used",

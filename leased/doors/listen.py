@@ -42,3 +42,19 @@ def bind_unix(path: Path, mode: int, gid: int | None) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """A listening TCP socket at a literal IP address; of IPv6 only that.  Raises OSError that names the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((host, port))
+        listener.listen(512)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, error.strerror, f"{host} port {port}") from None
+    return listener

@@ -61,6 +61,7 @@ class RpcPeer:
         "ending",
         "identity",
         "known",
+        "lingers",
         "out",
         "out_bytes",
         "pending",
@@ -73,13 +74,18 @@ class RpcPeer:
         "watch",
     )  # fmt: skip
 
+    local = True
+    begun = 0
+    idle = more = stalled = waits = False  # an HTTP connection can be in these states, see http.py
+
     def __init__(
-        self, identity: Identity, schedule: Callable[[RpcPeer], None], probe: Callable[[], bool], pidfd: Callable[[], int]
+        self, identity: Identity, schedule: Callable[[Any], None], probe: Callable[[], bool], pidfd: Callable[[], int]
     ) -> None:
         self.identity = identity
         self.closed = False
         self.ending = False
         self.draining = False
+        self.lingers = False
         self.pending = 0
         self.out: list[bytes] = []
         self.out_bytes = 0
@@ -198,6 +204,18 @@ class RpcPeer:
         if call.msgid is not None:
             self._answered()
             self._say_error(call.msgid, error)
+
+    def farewell(self) -> None:
+        """The daemon stops: nothing is said, and clients ask the next one."""
+
+    def abandoned(self) -> None:
+        """The connection is gone."""
+        if self.challenged is not None:
+            self.give_up_proof(self.challenged)
+
+    def delivered(self) -> None:
+        """All of `out` has been sent."""
+        self.undelivered = []
 
     def drain(self) -> None:
         """The client has closed its sending half: it gets the answers it is still owed, then the connection ends."""

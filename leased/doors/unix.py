@@ -1,7 +1,8 @@
-"""The switchboard of the Unix socket: one epoll of our own for all clients, one batch for all that is ready, one send for each answered.
+"""The switchboard: one epoll of our own for all clients, one batch for all that is ready, one send for each answered.
 
 One trio task waits until the epoll descriptor is readable; `turn` does the rest without waiting.  A task and a stream for each
-connection cost four times as much per request.
+connection cost four times as much per request.  HTTP connections, those of TCP too, are lines of it like any other, so that their requests are
+decided in the same batches, by the same instant after a pause of the loop, and hang up the same way.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import errno
 import os
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final
 
 import structlog
@@ -18,6 +19,8 @@ import structlog
 from leased import frames
 from leased.calls import Call
 from leased.config_keys import Limits
+from leased.doors.http import REMOTE, HttpDoor
+from leased.doors.lines import LINGERING, AnyPeer, Line, http_peer, hung_up, overdue, tuned
 from leased.doors.proof import MAX_PROOF_SECONDS, Challenge
 from leased.doors.rpc import Allowance, Known, RpcPeer, nobody_known
 from leased.errors import PeerError
@@ -29,22 +32,10 @@ READ_BYTES: Final = 64 * 1024
 ACCEPTED_AT_ONCE: Final = 64
 EVENTS_BESIDE_CLIENTS: Final = 256  # listeners and pidfds in one turn; every client has a place of its own
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
+_HALF: Final = select.EPOLLRDHUP  # over TCP the end of what a client sends is the end of its waiting, PROTOCOL calls it EOF
 _FULL: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 Decide = Callable[[list[Call], float | None], None]
-HungUp = Callable[[RpcPeer], None]
-
-
-class Line:
-    """A client's socket with its peer.  `mask` is what the epoll watches for."""
-
-    __slots__ = ("first", "mask", "peer", "since", "socket")
-
-    def __init__(self, connection: socket.socket, peer: RpcPeer) -> None:
-        self.socket = connection
-        self.peer = peer
-        self.mask = _IN
-        self.first = True
-        self.since = 0.0  # when the message that is unfinished now began, 0.0 when none is
+HungUp = Callable[[AnyPeer], None]
 
 
 class Switchboard:
@@ -60,11 +51,13 @@ class Switchboard:
         self.known: Known = nobody_known
         self._listeners: dict[int, socket.socket] = {}
         self._lines: dict[int, Line] = {}
-        self._of_uid: dict[int, int] = {}
-        self._allowances: dict[int, Allowance] = {}
+        self.http: HttpDoor | None = None
+        self._of_caller: dict[Hashable, int] = {}
+        self._allowances: dict[Hashable, Allowance] = {}
         self._others: dict[int, Callable[[], None]] = {}
-        self._scheduled: list[RpcPeer] = []
-        self._line_of: dict[RpcPeer, Line] = {}
+        self._scheduled: list[AnyPeer] = []
+        self._line_of: dict[AnyPeer, Line] = {}
+        self._http_lines: set[Line] = set()
         self._backlog: set[Line] = set()
         self._unfinished: set[Line] = set()
         self.paused = False
@@ -112,7 +105,7 @@ class Switchboard:
                 continue
             if event & _OUT:
                 self._send(line)
-            if event & _GONE:
+            if event & _GONE or (event & _HALF and line.peer.waits):
                 line.peer.probe = _yes
                 while self._read(line, batch):  # what it sent before it hung up still counts: releases above all
                     pass
@@ -126,6 +119,7 @@ class Switchboard:
             if line.peer.probe is _yes:
                 self.close(line)
             elif not line.peer.closed:
+                line.extra = 0
                 self._watch(line, line.mask & _OUT)
                 line.peer.drain()
         if ended:
@@ -148,11 +142,8 @@ class Switchboard:
             return False
         if line.first:
             line.first = False
-            if 0x41 <= chunk[0] <= 0x5A:
-                peer.out.append(b"HTTP/1.1 501 Not Implemented\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
-                peer.ending = True
-                self._schedule(peer)
-                return True
+            if 0x41 <= chunk[0] <= 0x5A and self.http is not None:  # an upper-case letter never begins a MessagePack-RPC message
+                peer = self._speak_http(line, self.http)
         peer.feed(chunk)
         self._take(line, batch)
         return True
@@ -174,10 +165,12 @@ class Switchboard:
                 line.since = 0.0
             else:
                 self._unfinished.discard(line)
+        if peer.stalled:
+            self._watch(line, 0)
 
     # ---- sending
 
-    def _schedule(self, peer: RpcPeer) -> None:
+    def _schedule(self, peer: AnyPeer) -> None:
         peer.scheduled = True
         self._scheduled.append(peer)
 
@@ -211,19 +204,36 @@ class Switchboard:
             peer.out = []
             peer.out_bytes = 0
             if peer.undelivered:
-                peer.undelivered = []
+                peer.delivered()
             if peer.watch is not None:
                 peer.watch.drained()
         if peer.ending:
-            self.close(line)
+            if peer.lingers:
+                self._linger(line)
+            else:
+                self.close(line)
         elif line.mask & _OUT:
             self._watch(line, 0 if peer.draining else _IN)
             self._backlog.add(line)
+        elif peer.more or (line.mask == 0 and not peer.stalled and not peer.draining):
+            self._watch(line, _OUT if peer.draining else _IN | _OUT)  # which is ready at once: the next turn goes on with it
+
+    def _linger(self, line: Line) -> None:
+        """The last answer is out; what the client still sends is thrown away until it hangs up or LINGER_SECONDS are over."""
+        line.peer.ending = line.peer.lingers = False
+        try:
+            line.socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            self.close(line)
+            return
+        line.extra = 0
+        line.seen = LINGERING
+        self._watch(line, _IN)
 
     def _watch(self, line: Line, mask: int) -> None:
         if line.mask != mask:
             line.mask = mask
-            self.epoll.modify(line.socket.fileno(), mask)
+            self.epoll.modify(line.socket.fileno(), mask | (line.extra if mask or line.peer.waits else 0))
 
     # ---- connections
 
@@ -242,57 +252,76 @@ class Switchboard:
 
     def _admit(self, connection: socket.socket) -> None:
         connection.setblocking(False)
+        caller: Hashable
         try:
-            identity = self._policy.identify(connection)
+            if connection.family == socket.AF_UNIX:
+                identity = self._policy.identify(connection)
+                caller = identity.uid
+            else:
+                identity = REMOTE
+                caller = tuned(connection)
         except OSError:
             connection.close()
             return
-        standing = self._of_uid.get(identity.uid, 0)
+        standing = self._of_caller.get(caller, 0)
         text = ""
         if len(self._lines) >= self._limits.max_connections:
             text = f"{self._limits.max_connections} connections are open, the limit (limits.max_connections)"
         elif standing >= self._limits.max_connections_per_uid:
-            text = f"your user has {standing} connections open, the limit (limits.max_connections_per_uid)"
+            who = "your user" if identity is not REMOTE else "your address"
+            text = f"{who} has {standing} connections open, the limit (limits.max_connections_per_uid)"
         if text:
             self.turned_away += 1
             try:
-                connection.send(frames.error(0, "rate_limited", text))
+                if identity is REMOTE and self.http is not None:
+                    connection.send(self.http.turned_away(text))
+                else:
+                    connection.send(frames.error(0, "rate_limited", text))
             except OSError:
                 pass
             connection.close()
             return
         self.accepted += 1
-        self._of_uid[identity.uid] = standing + 1
+        self._of_caller[caller] = standing + 1
         descriptor = connection.fileno()
-        peer = RpcPeer(identity, self._schedule, lambda: _hung(descriptor), lambda: peer_pidfd(connection))
+        peer = RpcPeer(identity, self._schedule, lambda: hung_up(descriptor), lambda: peer_pidfd(connection))
         peer.begin_proof = lambda: Challenge(connection, identity.pid)
         peer.proven = self.proven
         peer.known = self.known
         if self._limits.requests_per_second_per_uid:
-            if identity.uid not in self._allowances:
-                self._allowances[identity.uid] = Allowance(self._limits.requests_per_second_per_uid)
-            peer.allowance = self._allowances[identity.uid]
-        line = Line(connection, peer)
+            if caller not in self._allowances:
+                self._allowances[caller] = Allowance(self._limits.requests_per_second_per_uid)
+            peer.allowance = self._allowances[caller]
+        line = Line(connection, peer, caller, _HALF if identity is REMOTE else 0)
         self._lines[descriptor] = line
         self._line_of[peer] = line
-        self.epoll.register(descriptor, _IN)
+        self.epoll.register(descriptor, _IN | line.extra)
+        if identity is REMOTE and self.http is not None:
+            line.first = False
+            self._speak_http(line, self.http)
+
+    def _speak_http(self, line: Line, door: HttpDoor) -> AnyPeer:
+        del self._line_of[line.peer]
+        line.peer = http_peer(line, door, self._schedule)
+        self._line_of[line.peer] = line
+        self._http_lines.add(line)
+        return line.peer
 
     def close(self, line: Line) -> None:
         peer = line.peer
         if peer.closed:
             return
         peer.closed = True
-        if peer.challenged is not None:
-            peer.give_up_proof(peer.challenged)
+        peer.abandoned()
+        self._http_lines.discard(line)
         self._hung_up(peer)
         descriptor = line.socket.fileno()
         del self._lines[descriptor], self._line_of[peer]
         self._backlog.discard(line)
         self._unfinished.discard(line)
-        uid = peer.identity.uid
-        self._of_uid[uid] -= 1
-        if not self._of_uid[uid]:
-            del self._of_uid[uid]  # its allowance stays until the second is over: reconnecting buys nothing
+        self._of_caller[line.caller] -= 1
+        if not self._of_caller[line.caller]:
+            del self._of_caller[line.caller]  # its allowance stays until the second is over: reconnecting buys nothing
         self.epoll.unregister(descriptor)
         line.socket.close()
         peer.out = []
@@ -316,10 +345,10 @@ class Switchboard:
         """Close whoever has left a message unfinished too long; try accepting again."""
         if self.paused:
             self._resume()
-        for uid, allowance in list(self._allowances.items()):
+        for caller, allowance in list(self._allowances.items()):
             allowance.refill()
-            if uid not in self._of_uid:
-                del self._allowances[uid]
+            if caller not in self._of_caller:
+                del self._allowances[caller]
         for line in list(self._lines.values()):
             challenge = line.peer.challenged
             if challenge is not None:
@@ -330,9 +359,12 @@ class Switchboard:
             if line.since == 0.0:
                 line.since = now
             elif now - line.since >= self._limits.message_seconds:
+                self._unfinished.discard(line)
                 line.peer.refuse_connection(
                     PeerError("invalid_argument", f"message was left unfinished for {self._limits.message_seconds:g} s")
                 )
+        for line in [line for line in self._http_lines if overdue(line, now)]:
+            self.close(line)
         self.flush()
 
     def stop_listening(self) -> None:
@@ -344,6 +376,8 @@ class Switchboard:
 
     def close_all(self) -> None:
         """Everybody is told what is left to tell, as far as their sockets take it, and hung up on."""
+        for line in self._http_lines:
+            line.peer.farewell()
         self.flush()
         for line in list(self._lines.values()):
             self.close(line)
@@ -351,9 +385,3 @@ class Switchboard:
 
 def _yes() -> bool:
     return True
-
-
-def _hung(descriptor: int) -> bool:
-    poller = select.poll()
-    poller.register(descriptor, 0)
-    return bool(poller.poll(0))

@@ -1,0 +1,47 @@
+"""The pages of the HTTP door that are no operation: is it alive, is it ready, what has it counted, what can it be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from leased import health
+from leased.doors.http import Page, Pages
+from leased.doors.http_reading import Head
+from leased.doors.openapi import document
+from leased.doors.problems import JSON, PROBLEM, Problem, encode
+from leased.lessor import Lessor
+from leased.metrics import Exposition
+from leased.schema import OPERATIONS
+
+Done = Callable[[Page], None]
+NO_LIBRARY = Problem(
+    501, "unknown_method", "metrics need the extra leased[metrics]: install the package prometheus-client beside leased (23 MB once it is used)"
+)
+
+
+def pages(lessor: Lessor, exposition: Exposition, upstream: Callable[[], str]) -> Pages:
+    """`upstream` says in a word why billing events are not taken, or nothing."""
+
+    def healthz(head: Head, done: Done) -> None:
+        done(Page(200, JSON, b'{"alive":true}'))
+
+    def readyz(head: Head, done: Done) -> None:
+        ready, told = health.readiness(lessor, upstream())
+        done(Page(200 if ready else 503, JSON, encode(told).encode(), () if ready else (("Retry-After", "1"),)))
+
+    def metrics(head: Head, done: Done) -> None:
+        if not exposition.available():
+            done(Page(NO_LIBRARY.status, PROBLEM, NO_LIBRARY.document()))
+            return
+        accept = head.headers.get(b"accept", b"").decode("latin-1")
+        exposition.scrape(accept, lambda kind, body: done(Page(200, kind, body)))
+
+    @cache
+    def described() -> bytes:
+        return encode(document(frozenset(name for name, row in OPERATIONS.items() if row.request in lessor.operations))).encode()
+
+    def openapi(head: Head, done: Done) -> None:
+        done(Page(200, JSON, described()))
+
+    return {"healthz": healthz, "readyz": readyz, "metrics": metrics, "openapi": openapi}
