@@ -92,7 +92,7 @@ class beside_honest_work:
 
 def nested(depth: int) -> bytes:
     """A request with an array `depth` deep in a field of its parameters."""
-    return request(1, "check", {"key": "k"})[:-1] + b"\x91" * depth + b"\xc0"
+    return request(1, "check", {"key": None})[:-1] + b"\x91" * depth + b"\xc0"
 
 
 def with_params(raw: bytes) -> bytes:
@@ -189,6 +189,15 @@ def test_what_has_no_end_is_cut_off(hostile: Rpc, octets: bytes) -> None:
 def test_the_largest_message_is_taken(hostile: Rpc) -> None:
     """One byte less than what is refused above."""
     hostile.send(request(1, "check", {"key": "x" * (65536 - len(request(1, "check", {"key": "x" * 65000})) + 65000)}))
+    with pytest.raises(RpcError) as raised:
+        hostile.answer(1)
+    assert raised.value.text.startswith(KEY_LIMIT)
+    assert hostile.call("info")["name"] == "leased"
+
+
+def test_the_deepest_message_is_taken(hostile: Rpc) -> None:
+    """One array less than what is refused above: the envelope, the list of parameters and their map are three more."""
+    hostile.send(nested(13))
     with pytest.raises(RpcError) as raised:
         hostile.answer(1)
     assert raised.value.text.startswith(KEY_LIMIT)

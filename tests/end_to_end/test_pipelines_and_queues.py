@@ -188,6 +188,19 @@ def test_p25_a_lapsed_key_goes_to_who_waits(a: Rpc, b: Rpc, key: str) -> None:
     assert grant["expires_boottime"] <= begun < grant["expires_boottime"] + 0.2
 
 
+def test_p28_nobody_slips_in_between_a_lapse_and_who_waits(served: Daemon, a: Rpc, b: Rpc, key: str) -> None:
+    """A newcomer in a tight loop finds the lapse before the sweep does, often enough: the key still goes to the line."""
+    with served.rpc() as newcomer:
+        for turn in range(10):
+            a.call("lease", key=f"{key} {turn}", holder="a", ttl_seconds=0.1)
+            waiting = b.post("lease", key=f"{key} {turn}", holder="b", wait_seconds=20, ttl_seconds=30)
+            until_waiting(a, f"{key} {turn}", 1)
+            while (answer := newcomer.call("lease", key=f"{key} {turn}", holder="newcomer")).get("held_by") == "a":
+                pass
+            assert (answer["acquired"], answer.get("held_by")) == (False, "b")
+            assert b.answer(waiting)["acquired"] is True
+
+
 def test_a_wait_that_ends_is_a_refusal(a: Rpc, b: Rpc, key: str) -> None:
     grant = a.call("lease", key=key, holder="a")
     sent = boottime()
