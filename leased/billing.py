@@ -2,58 +2,72 @@
 
 What has been billed once is also kept in memory, so that a refusal reads nothing for it.  Events go to the ledger behind the answer and
 leave `leases` when they are there.  No answer waits for a bill, and what cannot be recorded is not charged.
+
+What the counts here say is what the ledger says once all that is queued for it has been written: both change by the same steps in the same
+order.
 """
 
 from __future__ import annotations
 
 import secrets
+from bisect import insort
 from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 import structlog
 
 from leased import model
 from leased.calls import Call
+from leased.config_values import amount_text
 from leased.lane import Outcome
 from leased.lessor import Lessor
 from leased.model import Reply
-from leased.state.outbox import SEQUENCE, BillingState, decode_event, encode_event
+from leased.state.outbox import FOLDED, SEQUENCE, BillingState, decode_event, encode_event
 from leased.state.records import RecordDamaged
 from leased.tariff import AGENT_LOCK, REFUSAL, Event, Tariff, hour_of
 
 log = structlog.get_logger()
 
 EVENT_BYTES: Final = 600  # of the map, tree included: what one event may take there until it is copied
-DELETED_AT_ONCE: Final = 2000
+DELETED_AT_ONCE: Final = 500  # two milliseconds of the loop
 SAY_OVERFLOW_SECONDS: Final = 60.0
+HOURS_KEPT: Final = 400 * 24  # told apart by `usage` since; older ones only count in the whole
 
 
 class Billing:
-    """`max_waiting` bounds the outbox of the ledger, `max_once` the billed-once records."""
+    """`max_waiting` bounds the outbox of the ledger, `max_once` the billed-once records.
+
+    For metrics: `waiting_total`, `overflow`, `unrecorded` (facts that could not be written and so were not charged), `dead_total`,
+    `uncopied` (events the ledger does not have yet), `oldest_waiting(wall)`.
+    """
 
     def __init__(
         self, lessor: Lessor, tariff: Tariff, state: BillingState, incarnation: str, *, max_waiting: int, max_once: int
     ) -> None:
         self.tariff = tariff
+        self.max_waiting = max_waiting
         self._lessor = lessor
         self._incarnation = incarnation
-        self._max_waiting = max_waiting
         self._max_once = max_once
         self._most_uncopied = lessor.leases.map_bytes // 4 // EVENT_BYTES
         self._billed = {event_id for event_id, _ in state.billed}
         self._billed_order = deque(event_id for event_id, _ in state.billed)
-        self._in_batch: set[bytes] = set()
+        self._staged: set[bytes] = set()  # in the open transaction
         self._number = state.copied[1] if state.copied[0] == incarnation else 0
         self._uncopied: dict[int, None] = {}
         self._sent: deque[tuple[int, int]] = deque()  # (flush, event number)
-        self._copied: list[int] = []
+        self._copied: list[int] = []  # in the ledger, not yet deleted here
+        self._after_flush: list[tuple[int, Callable[[], object]]] = []
         self._hours: dict[str, dict[int, list[int]]] = {}
+        self._folded_at = 0
         self.waiting: dict[str, deque[float]] = {}
         self.waiting_total = 0
         self.dead = dict(state.dead)
         self.overflow = state.overflow
-        self.unrecorded = 0  # facts that could not be written, and so were not charged
-        self._said_overflow = 0.0
+        self.unrecorded = 0
+        self._said_overflow = -SAY_OVERFLOW_SECONDS
         for (namespace, hour), counts in state.hours.items():
             self._hours.setdefault(namespace, {})[hour] = list(counts)
         for namespace, wall in state.waiting:
@@ -62,13 +76,22 @@ class Billing:
         lessor.operations[model.UsageRequest] = self.usage
         self._take_up()
 
+    @property
+    def dead_total(self) -> int:
+        return sum(self.dead.values())
+
+    @property
+    def uncopied(self) -> int:
+        return len(self._uncopied)
+
+    def oldest_waiting(self, wall: float) -> float:
+        """Seconds since the oldest event that waits was decided; 0.0 when none does."""
+        return max(0.0, wall - min((walls[0] for walls in self.waiting.values()), default=wall))
+
     def _take_up(self) -> None:
         """Events of before a crash that the ledger may lack: they are sent again, it knows which it has."""
-        lessor = self._lessor
-        with lessor.leases.environment.begin() as transaction:
-            rows = [(SEQUENCE.unpack(bytes(key))[0], bytes(raw)) for key, raw in transaction.cursor(db=lessor.leases.events)]
         copied = self._number
-        for number, record in rows:
+        for number, record in self._rows():
             self._number = max(self._number, number)
             try:
                 event = decode_event(record)
@@ -76,25 +99,32 @@ class Billing:
                 log.error("record.set_aside", table="events", error=str(error))
                 self._copied.append(number)
                 continue
-            if number > copied and bytes.fromhex(event.id) not in self._billed:
+            event_id = bytes.fromhex(event.id)
+            if number > copied and event_id not in self._billed:
                 self._counted(event)
             if event.kind == REFUSAL:
-                self._once(bytes.fromhex(event.id))
+                self._once(event_id)
             self._send(number, record)
 
-    # ---- in the decision's transaction
+    def _rows(self) -> list[tuple[int, bytes]]:
+        leases = self._lessor.leases
+        with leases.environment.begin() as transaction:
+            return [(SEQUENCE.unpack(bytes(key))[0], bytes(raw)) for key, raw in transaction.cursor(db=leases.events)]
 
-    def begin_batch(self) -> None:
-        self._in_batch.clear()
+    def reread(self) -> None:
+        """The environment was opened anew after a commit whose outcome is not known.  Its callers were told null, so an event of it that is
+        there all the same is not billed."""
+        self._copied += [number for number, _ in self._rows() if number not in self._uncopied and number not in self._copied]
+
+    # ---- in the decision's transaction
 
     def refused(self, namespace: str, key_hash: bytes, holder: str) -> Reply:
         """The charge of a refusal by `lease`."""
         if not self.tariff.enabled:
             return self.tariff.free()
         event_id = self._lessor.digests.refusal_id(namespace, key_hash, holder)
-        if event_id in self._billed or event_id in self._in_batch:
+        if event_id in self._billed or event_id in self._staged:
             return self.tariff.free()
-        self._in_batch.add(event_id)
         return self._record(REFUSAL, event_id, namespace, key_hash, holder)
 
     def called(self, namespace: str, key_hash: bytes, holder: str) -> Reply:
@@ -104,34 +134,38 @@ class Billing:
         return self._record(AGENT_LOCK, secrets.token_bytes(16), namespace, key_hash, holder)
 
     def _record(self, kind: str, event_id: bytes, namespace: str, key_hash: bytes, holder: str) -> Reply:
-        lessor = self._lessor
+        lessor, lane = self._lessor, self._lessor.lane
         amount = self.tariff.price(kind)
         if amount == 0:
             return self.tariff.free()
-        if len(self._uncopied) + len(self._copied) >= self._most_uncopied or not lessor.has_room():
+        if len(self._uncopied) + len(self._copied) + len(self._staged) >= self._most_uncopied or not lessor.has_room():
             self.unrecorded += 1
             return self.tariff.free()
         holder_hash = lessor.digests.holder_hash(namespace, holder).hex()
         event = Event(event_id.hex(), kind, namespace, amount, self.tariff.currency, key_hash.hex(), holder_hash, lessor.now.wall)
         record = encode_event(event)
         self._number += 1  # an abort leaves a gap, which means nothing
-        lessor.lane.transaction.put(SEQUENCE.pack(self._number), record, db=lessor.leases.events)
-        lessor.lane.after(self._recorded, self._number, event, record)
+        lane.transaction.put(SEQUENCE.pack(self._number), record, db=lessor.leases.events)
+        self._staged.add(event_id)
+        lane.on_abort(partial(self._staged.discard, event_id))
+        lane.after(self._recorded, self._number, event, record)
         return self.tariff.charged(kind, event.id)
 
     # ---- after the commit
 
     def _recorded(self, number: int, event: Event, record: bytes) -> None:
+        event_id = bytes.fromhex(event.id)
+        self._staged.discard(event_id)
         self._counted(event)
         if event.kind == REFUSAL:
-            self._once(bytes.fromhex(event.id))
+            self._once(event_id)
         self._send(number, record)
 
     def _counted(self, event: Event) -> None:
         counts = self._hours.setdefault(event.namespace, {}).setdefault(hour_of(event.wall), [0, 0, 0])
         counts[0] += event.amount
         counts[1 if event.kind == REFUSAL else 2] += 1
-        if self.waiting_total >= self._max_waiting:
+        if self.waiting_total >= self.max_waiting:
             self.overflow += 1
         else:
             self._wait(event.namespace, event.wall)
@@ -151,7 +185,7 @@ class Billing:
             self._lessor.journal.append(("unbill", oldest))
 
     def _send(self, number: int, record: bytes) -> None:
-        flush = self._lessor.journal.append(("event", self._incarnation, number, record, self._max_waiting))
+        flush = self._lessor.journal.append(("event", self._incarnation, number, record, self.max_waiting))
         self._uncopied[number] = None
         self._sent.append((flush, number))
 
@@ -162,14 +196,19 @@ class Billing:
             self._uncopied.pop(number, None)
             self._copied.append(number)
         self.clear_copied()
+        ready = [call for number, call in self._after_flush if number <= flush]
+        self._after_flush = [entry for entry in self._after_flush if entry[0] > flush]
+        for call in ready:
+            call()
+
+    def when_flushed(self, flush: int, call: Callable[[], object]) -> None:
+        """`call` follows when this flush, or a later one that repeats what it failed to write, is on the disk."""
+        self._after_flush.append((flush, call))
 
     def clear_copied(self) -> None:
-        """Delete what has been copied; what cannot be deleted now is tried again at the next flush or second."""
-        lessor = self._lessor
-        while self._copied:
-            numbers = self._copied[:DELETED_AT_ONCE]
-            if lessor.lane.run(self._delete, numbers) is not Outcome.COMMITTED:
-                return
+        """Delete some of what has been copied; what cannot be deleted now is tried again at the next flush or second."""
+        numbers = self._copied[:DELETED_AT_ONCE]
+        if numbers and self._lessor.lane.run(self._delete, numbers) is Outcome.COMMITTED:
             del self._copied[: len(numbers)]
 
     def _delete(self, numbers: list[int]) -> None:
@@ -178,14 +217,28 @@ class Billing:
 
     def each_second(self) -> None:
         self.clear_copied()
-        now = self._lessor.now.boot
-        if self.overflow and self.waiting_total >= self._max_waiting and now >= self._said_overflow + SAY_OVERFLOW_SECONDS:
-            self._said_overflow = now
+        now = self._lessor.now
+        if self.overflow and self.waiting_total >= self.max_waiting and now.boot >= self._said_overflow + SAY_OVERFLOW_SECONDS:
+            self._said_overflow = now.boot
             log.error("outbox.full", events=self.waiting_total, overflow=self.overflow)
+        before = hour_of(now.wall) - HOURS_KEPT
+        if before > self._folded_at:
+            self._folded_at = before
+            self._fold(before)
 
-    # ---- upstream tells
+    def _fold(self, before: int) -> None:
+        folded = False
+        for hours in self._hours.values():
+            for hour in [hour for hour in hours if FOLDED < hour < before]:
+                whole, part = hours.setdefault(FOLDED, [0, 0, 0]), hours.pop(hour)
+                whole[:] = [old + new for old, new in zip(whole, part, strict=True)]
+                folded = True
+        if folded:
+            self._lessor.journal.append(("fold_hours", before))
 
-    def delivered(self, namespaces: list[str]) -> None:
+    # ---- upstream and operators tell
+
+    def delivered(self, namespaces: Iterable[str]) -> None:
         """Events of these namespaces, the oldest of each, are no longer waiting."""
         for namespace in namespaces:
             walls = self.waiting.get(namespace)
@@ -195,21 +248,29 @@ class Billing:
                 if not walls:
                     del self.waiting[namespace]
 
-    def buried(self, namespace: str) -> None:
-        self.delivered([namespace])
-        self.dead[namespace] = self.dead.get(namespace, 0) + 1
+    def buried(self, namespace: str | None) -> None:
+        """One more dead letter; None: of a record that could not be read, and was never counted as waiting."""
+        if namespace is not None:
+            self.delivered([namespace])
+        self.dead[namespace or ""] = self.dead.get(namespace or "", 0) + 1
+
+    def exhumed(self, namespace: str | None, wall: float | None) -> None:
+        """One dead letter less.  With `wall`, when it was decided, it waits again."""
+        self.dead[namespace or ""] = self.dead.get(namespace or "", 0) - 1
+        if namespace is not None and wall is not None:
+            insort(self.waiting.setdefault(namespace, deque()), wall)
+            self.waiting_total += 1
 
     # ---- usage
 
     def usage(self, call: Call, request: model.UsageRequest) -> None:
         self._lessor.gate.admit_reading()
-        self._lessor.lane.after(call.answer, self.used(call.peer.identity.namespace, request.since))
+        self._lessor.lane.after(call.answer, self.used(call.identity.namespace, request.since))
 
     def used(self, namespace: str, since: float | None) -> Reply:
-        from leased.config_values import amount_text
-
+        """`since` counts from the beginning of its hour."""
         hours = self._hours.get(namespace, {})
-        first = hour_of(since) if since is not None else 0
+        first = hour_of(since) if since is not None else FOLDED
         amount, refusals, calls = (sum(counts[at] for hour, counts in hours.items() if hour >= first) for at in range(3))
         walls = self.waiting.get(namespace)
         return {

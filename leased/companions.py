@@ -23,9 +23,9 @@ class Binding(Protocol):
 
 
 class Bills(Protocol):
-    """Asked in the decision's transaction what it costs: see billing.py."""
+    """Asked in the decision's transaction what it costs, and told when the environment had to be opened anew: see billing.py."""
 
-    def begin_batch(self) -> None: ...
+    def reread(self) -> None: ...
 
     def refused(self, namespace: str, key_hash: bytes, holder: str) -> Reply: ...
 

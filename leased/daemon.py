@@ -33,6 +33,7 @@ from leased.gate import Gate
 from leased.generations import Generations, check_wall
 from leased.lessor import Lessor
 from leased.metrics import Doors, Exposition, Meters, TimedWriter
+from leased.outbox_desk import OutboxDesk
 from leased.peers import Policy, group_id
 from leased.start import Start
 from leased.state.environment import DirectoryLock, NotWritten
@@ -96,8 +97,8 @@ class Daemon:
             clock,
             config.limits,
         )
-        self.lessor.reread()
         self.start = Start(self.lessor, taken, config.wait_out_seconds)
+        self.lessor.reread()
         self.switches = Switches(self.lessor, config.limits.max_switches_per_namespace)
         self.switches.load()
         self.watchers = Watchers(self.lessor, config.limits.max_watchers_per_uid)
@@ -129,15 +130,17 @@ class Daemon:
         exposition = Exposition(
             self.lessor, self.meters, self.billing, self.agents, self._doors, self._upstream, self._spawn, self.board.flush
         )
-        self.board.http = HttpDoor(pages(self.lessor, exposition, self._upstream), self.agents.identify, lambda: self.lessor.now.wall)
+        self.board.http = HttpDoor(
+            pages(self.lessor, exposition, self._upstream), self.agents.identify, lambda: self.lessor.now.wall
+        )
         self.shipper: Shipper | None = None
         if config.upstream.url is not None:
-            from leased.upstream_http import Poster
+            from leased.upstream_http import make_shipper
 
-            poster = Poster(config.upstream, clock)
-            self.shipper = Shipper(
-                config.upstream, self.billing, self.journal, self.writer, clock, taken.meta.install_id, poster.post, None
+            self.shipper = make_shipper(
+                config.upstream, config.x402, self.billing, self.journal, self.writer, ledger, clock, taken.meta.install_id
             )
+        OutboxDesk(self.lessor, self.billing, self.writer, self.shipper, self.board.flush)
         self.board.proven = self.binds.adopt
         self.upkeep = Upkeep(self.lessor, self.start, self.switches, self.binds, self.billing)
         self.views = Views(self.lessor, self.start, config, taken.meta.install_id, lambda: len(self.board))
@@ -173,7 +176,10 @@ class Daemon:
         """Cancellation leaves nothing half done: a turn has no await in it."""
         descriptor = self.board.epoll.fileno()
         while True:
-            await trio.lowlevel.wait_readable(descriptor)
+            if self.board.behind:  # what is left of a long pipeline makes no descriptor readable
+                await trio.lowlevel.checkpoint()
+            else:
+                await trio.lowlevel.wait_readable(descriptor)
             for _ in range(TURNS_AT_ONCE):
                 if not self._turn():
                     break

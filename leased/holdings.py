@@ -7,8 +7,7 @@ commit: indexes, ledger operations, answers.  Nothing here reads a request's mea
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -29,7 +28,7 @@ from leased.queues import Queues, Waiter
 from leased.state.journal import Journal
 from leased.state.leases import RESERVED_PAGES, Leases, LeasesMeta
 from leased.state.ledger import LedgerLease
-from leased.state.records import Entry, RecordDamaged, decode_lease, decode_tombstone, encode_lease, entry
+from leased.state.records import RecordDamaged, decode_lease, decode_tombstone, encode_lease, entries
 from leased.tombs import Tombs
 
 log = structlog.get_logger()
@@ -363,22 +362,13 @@ class Holdings:
     def reread(self) -> None:
         """Rebuild what memory knows from the records: at the start, and after the environment had to be opened anew."""
         texts = self.index.texts
-        self.index, self.tombs, self.damaged, self.unflushed = Index(), Tombs(), {}, []
+        self.index, self.tombs, self.damaged = Index(), Tombs(), {}
         with self.leases.environment.begin() as transaction:
-            self.index.load(self._entries(transaction), texts)
+            rows = entries(transaction.cursor(db=self.leases.leases), self.set_aside)
+            self.unflushed = self.index.load(rows, self.journal.known, texts)
             for rid, tombstone, _ in self.leases.tombstone_rows(transaction):
                 self.tombs.add(rid, tombstone.until if tombstone is not None else 0.0)
         self._last_stored = self.leases.read_last()
         self.generations.last = max(self.generations.last, self._last_stored)
-
-    def _entries(self, transaction: Any) -> Iterator[tuple[bytes, Entry]]:
-        """Every record that can be read, as the index needs it; the others are set aside, the unflushed noted."""
-        for key_hash, raw in transaction.cursor(db=self.leases.leases):
-            try:
-                found = entry(raw)
-            except RecordDamaged:
-                self.set_aside(key_hash)
-                continue
-            if found.unflushed:
-                self.unflushed.append(key_hash)
-            yield key_hash, found
+        if self.billing is not None:
+            self.billing.reread()

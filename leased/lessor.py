@@ -77,8 +77,6 @@ class Lessor(Holdings):
 
     def _decide_all(self, calls: Sequence[Call]) -> None:
         operations, after = self.operations, self.lane.after
-        if self.billing is not None:
-            self.billing.begin_batch()
         for call in calls:
             request = call.request
             try:

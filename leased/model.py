@@ -225,6 +225,31 @@ class AgentRevokeRequest(NamedTuple):
     agent_key: str | None = None
 
 
+class OutboxListRequest(NamedTuple):
+    """`cursor`: the last sequence seen."""
+
+    limit: int = 100
+    cursor: int | None = None
+    agent_key: str | None = None
+
+
+class OutboxRetryRequest(NamedTuple):
+    """Exactly one of `sequence` and `all`."""
+
+    sequence: int | None = None
+    all: bool = False
+    agent_key: str | None = None
+
+
+class OutboxDropRequest(NamedTuple):
+    """Exactly one of `sequence`, `all` and `payment`, which is no dead letter but the payment under way."""
+
+    sequence: int | None = None
+    all: bool = False
+    payment: bool = False
+    agent_key: str | None = None
+
+
 Request = (
     LeaseRequest
     | RenewRequest
@@ -242,4 +267,7 @@ Request = (
     | AgentAddRequest
     | AgentListRequest
     | AgentRevokeRequest
+    | OutboxListRequest
+    | OutboxRetryRequest
+    | OutboxDropRequest
 )

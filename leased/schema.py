@@ -40,6 +40,7 @@ MAX_REQUEST_ID_BYTES: Final = 128
 MIN_EXPECT_WITHIN_SECONDS: Final = 1
 MAX_EXPECT_WITHIN_SECONDS: Final = 86_400
 MAX_LIST_LIMIT: Final = 1000
+MAX_SEQUENCE: Final = 2**53 - 1
 
 
 class Operation(NamedTuple):
@@ -86,10 +87,23 @@ def _fit_agent(request: model.AgentAddRequest) -> None:
             raise invalid(field, 'must not begin with "uid:": those namespaces belong to users')
 
 
+def _one_target(request: model.OutboxRetryRequest | model.OutboxDropRequest) -> None:
+    payment = isinstance(request, model.OutboxDropRequest) and request.payment
+    if (request.sequence is not None) + request.all + payment != 1:
+        others = "all" if isinstance(request, model.OutboxRetryRequest) else "all or payment"
+        raise invalid("sequence", f"is required, or {others} in its place, and only one of them")
+
+
 def _given(*names: str) -> dict[str, Any]:
     """The JSON Schema of an object that gives these fields a value: one that is null counts as absent."""
     return {"required": list(names), "properties": {name: {"not": {"type": "null"}} for name in names}}
 
+
+def _true(name: str) -> dict[str, Any]:
+    return {"required": [name], "properties": {name: {"const": True}}}
+
+
+_SEQUENCE: Final = Field("sequence", "integer", "The number of one dead letter, as `outbox_list` shows it.", 1, MAX_SEQUENCE)
 
 _TABLE: Final = (
     Operation(
@@ -255,6 +269,35 @@ _TABLE: Final = (
         model.AgentRevokeRequest,
         "End an agent's key at once. Operators only.",
         (Field("name", "text", "The name the key was made under.", 1, MAX_NAMESPACE_BYTES),),
+    ),
+    Operation(
+        "outbox_list",
+        model.OutboxListRequest,
+        "The dead letters: billing events that upstream will never take as they are; and how the outbox stands. Operators only.",
+        (
+            Field("limit", "integer", "The most dead letters per page.", 1, MAX_LIST_LIMIT),
+            Field("cursor", "decimal", "Where to go on: the cursor of the page before.", 0, MAX_SEQUENCE),
+        ),
+    ),
+    Operation(
+        "outbox_retry",
+        model.OutboxRetryRequest,
+        "Put dead letters back into the outbox, to be shipped again. Operators only.",
+        (_SEQUENCE, Field("all", "flag", "Every dead letter.")),
+        _one_target,
+        MappingProxyType({"oneOf": [_given("sequence"), _true("all")]}),
+    ),
+    Operation(
+        "outbox_drop",
+        model.OutboxDropRequest,
+        "Delete dead letters for good, or forget the payment under way so that the next demand is paid anew. Operators only.",
+        (
+            _SEQUENCE,
+            Field("all", "flag", "Every dead letter."),
+            Field("payment", "flag", "The payment under way: look at the chain first, its money may have moved."),
+        ),
+        _one_target,
+        MappingProxyType({"oneOf": [_given("sequence"), _true("all"), _true("payment")]}),
     ),
 )
 

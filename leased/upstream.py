@@ -3,6 +3,9 @@
 What upstream may answer, and what happens then, is the table `verdict`.  An event leaves the outbox only when upstream has said that
 it has it; a crash in between sends it again under the same id, and upstream ignores repeats.  A hung or hostile upstream costs one task, one
 bounded answer and one time limit.
+
+A demand for payment is met by a `Payer`, if there is one.  While a payment is under way its batch is the only one that is sent, byte for byte
+the same, with the same payment: whether the first sending was paid for cannot be known, and must not be paid for twice.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import random
 from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from itertools import takewhile
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 import trio
@@ -23,7 +27,9 @@ from leased.clock import Clock, rfc3339
 from leased.config_keys import Upstream
 from leased.config_values import amount_text
 from leased.state.journal import Journal
-from leased.state.outbox import Waiting, oldest
+from leased.state.ledger import Ledger
+from leased.state.outbox import Waiting, oldest, these
+from leased.state.payments import Payment
 from leased.state.writer import WriterThread
 from leased.tariff import KINDS, Event
 
@@ -33,8 +39,11 @@ MEDIA_TYPE: Final = "application/cloudevents-batch+json"
 MAX_ANSWER_BYTES: Final = 64 * 1024  # of which only a demand for payment is read
 FIRST_BACKOFF_SECONDS: Final = 1.0
 MAX_BACKOFF_SECONDS: Final = 300.0  # an ambiguous time-out must be tried again well within upstream's memory of ids
+MIN_BACKOFF_SECONDS: Final = 0.05
 MAX_RETRY_AFTER_SECONDS: Final = 3600.0
 IDLE_SECONDS: Final = 0.5
+TAKEN_BEFORE_LARGER: Final = 100  # batches, after upstream has called one too large, before a larger one is tried again
+BURIED_IN_A_ROW: Final = 3  # then upstream refuses everything rather than one event, and is asked less and less often
 
 
 class Verdict(Enum):
@@ -46,14 +55,20 @@ class Verdict(Enum):
     LATER = "later"
 
 
+_SAID: Final = {Verdict.UNAUTHORIZED: "upstream.refused", Verdict.UNPAID: "upstream.unpaid"}
+
+
 class Answer(NamedTuple):
-    """What came back.  `status` 0: nothing did, or not in time.  `retry_after` in seconds, 0.0 when not said."""
+    """What came back.  `status` 0: nothing did, or not in time.  `retry_after` in seconds, 0.0 when not said; header names in lower case."""
 
     status: int
     retry_after: float = 0.0
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
     error: str = ""
+
+    def header(self, name: str) -> str | None:
+        return next((value for given, value in self.headers if given == name), None)
 
 
 class Batch(NamedTuple):
@@ -63,9 +78,32 @@ class Batch(NamedTuple):
     key: str
 
 
-Pay = Callable[[Batch, Answer], Awaitable["dict[str, str] | None"]]
-"""Meets a demand for payment: the headers to send the batch again with, or None when it will not be met."""
+class Payer(Protocol):
+    """Meets demands for payment within its caps.  `payment`: the one under way.  `why`: in a few words, why the last demand was not met,
+    or is not known to have been."""
+
+    payment: Payment | None
+    why: str
+
+    async def pay(self, batch: Batch, demand: Answer) -> Payment | None:
+        """Sign for this batch and record it durably; None when the demand is not met.  Cancellation leaves a recorded payment or none."""
+        ...
+
+    def taken(self, answer: Answer) -> None:
+        """Upstream has taken the batch that the payment went with."""
+        ...
+
+    def unresolved(self, answer: Answer) -> None:
+        """It has not said so."""
+        ...
+
+    def forget(self) -> Payment | None:
+        """An operator says that the payment under way is over.  Returns it, or None when there is none."""
+        ...
+
+
 Post = Callable[[bytes, "dict[str, str]"], Awaitable[Answer]]
+"""Body and headers to answer.  Never raises but Cancelled, which leaves the outcome unknown."""
 
 
 def verdict(status: int) -> Verdict:
@@ -100,14 +138,17 @@ def cloud_event(event: Event, source: str) -> dict[str, Any]:
 
 
 def batch_of(rows: list[Waiting], source: str) -> Batch:
+    """Of rows that can be read."""
+    sequences = [row.sequence for row in rows]
     events = [row.event for row in rows if row.event is not None]
     body = json.dumps([cloud_event(event, source) for event in events], separators=(",", ":")).encode()
     key = hashlib.sha256("\n".join(event.id for event in events).encode()).hexdigest()
-    return Batch([row.sequence for row in rows if row.event is not None], events, body, key)
+    return Batch(sequences, events, body, key)
 
 
 class Shipper:
-    """The task.  `failing` says in a word why nothing is being taken, for readyz and metrics; empty while all is well."""
+    """The task.  For readyz and metrics: `failing` says in a word why nothing is being taken (empty while all is well), `shipped` counts
+    events taken, `buried` those given up, `attempts` requests, `failures` those since the last that was taken."""
 
     def __init__(
         self,
@@ -118,9 +159,11 @@ class Shipper:
         clock: Clock,
         install_id: str,
         post: Post,
-        pay: Pay | None,
+        payer: Payer | None = None,
     ) -> None:
+        self.payer = payer
         self._most = config.batch_events
+        self._ceiling = config.batch_events  # what upstream has not called too large
         self._size = config.batch_events
         self._billing = billing
         self._journal = journal
@@ -128,11 +171,14 @@ class Shipper:
         self._clock = clock
         self._source = f"urn:leased:{install_id}"
         self._post = post
-        self._pay = pay
         self._after = 0
-        self._failures = 0
+        self._looked = False
+        self._taken_in_a_row = 0
+        self._buried_in_a_row = 0
+        self.failures = 0
         self.failing = ""
         self.shipped = 0
+        self.buried = 0
         self.attempts = 0
 
     def look_again(self) -> None:
@@ -142,67 +188,110 @@ class Shipper:
     async def run(self) -> None:
         """For ever.  Cancellation leaves the outbox as it is: what was sent and not yet dropped is sent again after the next start."""
         while True:
-            if not self._billing.waiting_total or not (rows := await self._oldest()):
-                await trio.sleep(IDLE_SECONDS)
-                continue
-            for row in rows:
-                if row.event is None:
-                    self._bury(row, "the record is damaged")
-            batch = batch_of(rows, self._source)
-            if batch.events:
-                pause = await self.ship(batch)
-                if pause:
-                    await trio.sleep(pause)
+            try:
+                pause = await self.step()
+            except Exception:  # a mistake in here must not end the daemon, whose leases have nothing to do with it
+                log.exception("upstream.failed", status=0, error="a fault of the daemon itself")
+                pause = MAX_BACKOFF_SECONDS
+            if pause:
+                await trio.sleep(pause)
 
-    async def _oldest(self) -> list[Waiting]:
-        """Read in the writer's thread.  Cancellation abandons the reading."""
+    async def step(self) -> float:
+        """Ship the oldest batch, if there is one.  Returns the seconds to wait before the next.  Cancellation: as `run`."""
+        payment = self.payer.payment if self.payer is not None else None
+        if self._looked and not self._billing.waiting_total and payment is None:
+            return IDLE_SECONDS
+        rows = await self._rows(payment)
+        if rows is None:
+            return IDLE_SECONDS
+        self._looked = True
+        if payment is None and rows and rows[0].event is None:
+            self._bury(rows[0], "the record is damaged")
+            return 0.0
+        batch = batch_of(list(takewhile(lambda row: row.event is not None, rows)), self._source)
+        if payment is not None and batch.sequences != payment.sequences:
+            return self._back_off(Verdict.UNPAID, Answer(402, error="the batch of the payment under way is not there any more"))
+        return await self.ship(batch, payment) if batch.events else IDLE_SECONDS
+
+    async def _rows(self, payment: Payment | None) -> list[Waiting] | None:
+        """Read in the writer's thread; None when it cannot be read.  Cancellation abandons the reading."""
         after, most = self._after, self._size
-        answered: list[list[Waiting]] = []
+        answered: list[list[Waiting] | None] = []
         done = trio.Event()
 
+        def question(ledger: Ledger) -> list[Waiting]:
+            return oldest(ledger, most, after) if payment is None else these(ledger, payment.sequences)
+
         def take(rows: list[Waiting], error: Exception | None) -> None:
-            if error is None:
-                answered.append(rows)
+            answered.append(rows if error is None else None)
             done.set()
 
-        self._writer.read(lambda ledger: oldest(ledger, most, after), take)
+        self._writer.read(question, take)
         await done.wait()
-        return answered[0] if answered else []
+        return answered[0]
 
-    async def ship(self, batch: Batch) -> float:
+    async def ship(self, batch: Batch, payment: Payment | None = None) -> float:
         """One attempt.  Returns the seconds to wait before the next.  Cancellation: as `run`."""
         headers = {"content-type": MEDIA_TYPE, "idempotency-key": batch.key}
+        if payment is not None:
+            headers[payment.header] = payment.value
+        answer = await self._send(batch, headers)
+        if answer.status == 402 and payment is None and self.payer is not None:
+            payment = await self.payer.pay(batch, answer)
+            if payment is None:
+                return self._back_off(Verdict.UNPAID, answer._replace(error=self.payer.why))
+            headers[payment.header] = payment.value
+            answer = await self._send(batch, headers)
+        return self._judge(batch, answer) if payment is None else self._judge_paid(batch, answer)
+
+    async def _send(self, batch: Batch, headers: dict[str, str]) -> Answer:
         self.attempts += 1
-        answer = await self._post(batch.body, headers)
-        if answer.status == 402 and self._pay is not None:
-            paid = await self._pay(batch, answer)
-            if paid is not None:
-                answer = await self._post(batch.body, headers | paid)
-        return self._judge(batch, answer)
+        return await self._post(batch.body, dict(headers))
 
     def _judge(self, batch: Batch, answer: Answer) -> float:
         outcome = verdict(answer.status)
         if outcome is Verdict.TAKEN:
             self._dropped(batch)
             return 0.0
-        if outcome is Verdict.TOO_LARGE and len(batch.events) > 1:
-            self._size = max(1, len(batch.events) // 2)
+        if outcome in {Verdict.POISONED, Verdict.TOO_LARGE} and len(batch.events) > 1:
+            self._halve(batch, outcome)
+            return 0.0
+        if outcome is Verdict.POISONED and self._billing.dead_total < self._billing.max_waiting:
+            self._bury(Waiting(batch.sequences[0], batch.events[0]), f"upstream answered {answer.status}")
+            self._buried_in_a_row += 1
+            return 0.0 if self._buried_in_a_row < BURIED_IN_A_ROW else self._back_off(outcome, answer)
+        return self._back_off(outcome, answer)
+
+    def _judge_paid(self, batch: Batch, answer: Answer) -> float:
+        """Anything but a batch taken leaves the payment under way: its batch stays as it is."""
+        assert self.payer is not None
+        outcome = verdict(answer.status)
+        if outcome is Verdict.TAKEN:
+            self.payer.taken(answer)
+            self._dropped(batch)
             return 0.0
         if outcome in {Verdict.POISONED, Verdict.TOO_LARGE}:
-            if len(batch.events) > 1:
-                self._size = max(1, len(batch.events) // 2)
-                return 0.0
-            self._bury(Waiting(batch.sequences[0], batch.events[0]), f"upstream answered {answer.status}")
-            return 0.0
-        return self._back_off(outcome, answer)
+            self._halve(batch, outcome)  # for when this payment is out of the way
+            outcome = Verdict.UNPAID
+        self.payer.unresolved(answer)
+        return self._back_off(outcome, answer._replace(error=answer.error or self.payer.why))
+
+    def _halve(self, batch: Batch, outcome: Verdict) -> None:
+        self._size = max(1, len(batch.events) // 2)
+        if outcome is Verdict.TOO_LARGE:
+            self._ceiling = self._size
+            self._taken_in_a_row = 0
 
     def _dropped(self, batch: Batch) -> None:
         self._journal.append(("shipped", batch.sequences))
         self._journal.kick(self._clock.now().boot)
-        self._billing.delivered([event.namespace for event in batch.events])
+        self._billing.delivered(event.namespace for event in batch.events)
         self._after = batch.sequences[-1]
-        self._size = min(self._most, self._size * 2)
-        self._failures = 0
+        self._taken_in_a_row += 1
+        if self._taken_in_a_row % TAKEN_BEFORE_LARGER == 0:
+            self._ceiling = min(self._most, self._ceiling * 2)
+        self._size = min(self._ceiling, self._size * 2)
+        self.failures = self._buried_in_a_row = 0
         self.shipped += len(batch.events)
         if self.failing:
             log.info("upstream.recovered", was=self.failing)
@@ -212,31 +301,28 @@ class Shipper:
         self._journal.append(("bury", row.sequence, why))
         self._journal.kick(self._clock.now().boot)
         self._after = row.sequence
-        self._size = min(self._most, max(1, self._size) * 2)
-        if row.event is not None:
-            self._billing.buried(row.event.namespace)
+        self._size = min(self._ceiling, max(1, self._size) * 2)
+        self._billing.buried(row.event.namespace if row.event is not None else None)
+        self.buried += 1
         log.error("upstream.buried", event_id=row.event.id if row.event is not None else None, sequence=row.sequence, why=why)
 
     def _back_off(self, outcome: Verdict, answer: Answer) -> float:
         """Full jitter, so that a thousand hosts do not come back at once; what upstream asks for is the least."""
-        ceiling = min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2 ** min(self._failures, 20))
-        self._failures += 1
+        ceiling = min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2 ** min(self.failures, 20))
+        self.failures += 1
         if self.failing != outcome.value:
             self.failing = outcome.value
-            say = log.error if outcome in {Verdict.UNAUTHORIZED, Verdict.UNPAID} else log.warning
-            name = {Verdict.UNAUTHORIZED: "upstream.refused", Verdict.UNPAID: "upstream.unpaid"}.get(outcome, "upstream.failed")
-            say(name, status=answer.status, error=answer.error)
-        return max(random.uniform(0, ceiling), min(answer.retry_after, MAX_RETRY_AFTER_SECONDS), 0.05)
+            say = log.error if outcome in _SAID else log.warning
+            say(_SAID.get(outcome, "upstream.failed"), status=answer.status, error=answer.error, attempts=self.attempts)
+        return max(random.uniform(0, ceiling), min(answer.retry_after, MAX_RETRY_AFTER_SECONDS), MIN_BACKOFF_SECONDS)
 
 
 def retry_after_of(value: str | None, wall: float) -> float:
     """The header in seconds, from either of its forms; 0.0 for none or nonsense."""
     if value is None:
         return 0.0
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
+    if value.strip().isascii() and value.strip().isdigit():
+        return float(value.strip()[:12])
     try:
         return max(0.0, parsedate_to_datetime(value).timestamp() - wall)
     except (ValueError, TypeError, OverflowError):

@@ -2,6 +2,9 @@
 
 Events come over from `leases` by a sequence number of that incarnation; the ledger remembers the last one it has, so that a copy repeated
 after a crash is neither stored nor counted twice.  Operations here are `ledger.Op`s: the first word names the function.
+
+No record read inside a ledger transaction may stop it: a counter that is damaged counts from nothing again (fsck names it), because
+an operation that can never succeed would keep every long grant from being flushed.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
+from leased.state import payments
 from leased.state.records import RecordDamaged, seal, unseal
 from leased.tariff import REFUSAL, Event, hour_of
 
@@ -22,6 +26,8 @@ _SECONDS: Final = struct.Struct("<d")
 _COPIED: Final = b"copied"
 _OVERFLOW: Final = b"overflow"
 _SEQUENCE: Final = b"sequence"
+FOLDED: Final = 0  # the hour that holds what was counted in hours too old to be told apart
+MAX_WHY_CHARACTERS: Final = 500
 
 
 def encode_event(event: Event) -> bytes:
@@ -49,17 +55,15 @@ class Waiting(NamedTuple):
 def copy_event(ledger: Any, transaction: Any, incarnation: str, number: int, record: bytes, most: int) -> None:
     """Take over event `number` of `incarnation`: into the outbox (unless `most` wait there already: then it is counted and
     the overflow with it), the billed-once records and the totals."""
-    raw = transaction.get(_COPIED, db=ledger.meta)
-    if raw is not None:
-        known, last = json.loads(unseal(bytes(raw), COUNT_VERSION, "copied"))
-        if known == incarnation and number <= last:
-            return
-    transaction.put(_COPIED, seal(COUNT_VERSION, json.dumps([incarnation, number]).encode()), db=ledger.meta)
+    known, last = _copied(transaction.get(_COPIED, db=ledger.meta))
     event = decode_event(record)
-    if event.kind == REFUSAL:
-        if transaction.get(bytes.fromhex(event.id), db=ledger.billed) is not None:
-            return  # the same fact by another incarnation: it is in the outbox or shipped, and counted
-        transaction.put(bytes.fromhex(event.id), seal(COUNT_VERSION, _SECONDS.pack(event.wall)), db=ledger.billed)
+    if known == incarnation and number <= last:
+        if event.kind == REFUSAL:  # a repeat may follow the `unbill` of an older record of the same fact
+            transaction.put(bytes.fromhex(event.id), _when(event), db=ledger.billed, overwrite=False)
+        return
+    transaction.put(_COPIED, seal(COUNT_VERSION, json.dumps([incarnation, number]).encode()), db=ledger.meta)
+    if event.kind == REFUSAL and not transaction.put(bytes.fromhex(event.id), _when(event), db=ledger.billed, overwrite=False):
+        return  # the same fact by another incarnation: it is in the outbox or shipped, and counted
     _count(ledger, transaction, event)
     if transaction.stat(ledger.outbox)["entries"] >= most:
         _add(ledger, transaction, _OVERFLOW, 1)
@@ -69,6 +73,18 @@ def copy_event(ledger: Any, transaction: Any, incarnation: str, number: int, rec
     following = max(following, _number(transaction.get(_SEQUENCE, db=ledger.meta)) + 1)
     transaction.put(SEQUENCE.pack(following), record, db=ledger.outbox)
     transaction.put(_SEQUENCE, seal(COUNT_VERSION, SEQUENCE.pack(following)), db=ledger.meta)
+
+
+def _when(event: Event) -> bytes:
+    return seal(COUNT_VERSION, _SECONDS.pack(event.wall))
+
+
+def _copied(raw: Any) -> tuple[str, int]:
+    try:
+        known, last = json.loads(unseal(bytes(raw), COUNT_VERSION, "copied")) if raw is not None else ("", 0)
+        return str(known), int(last)
+    except RecordDamaged:
+        return "", 0
 
 
 def drop_shipped(ledger: Any, transaction: Any, sequences: list[int]) -> None:
@@ -81,17 +97,29 @@ def bury(ledger: Any, transaction: Any, sequence: int, why: str) -> None:
     key = SEQUENCE.pack(sequence)
     raw = transaction.pop(key, db=ledger.outbox)
     if raw is not None:
-        letter = seal(DEAD_VERSION, json.dumps([bytes(raw).hex(), why[:500]]).encode())
+        letter = seal(DEAD_VERSION, json.dumps([bytes(raw).hex(), why[:MAX_WHY_CHARACTERS]]).encode())
         transaction.put(key, letter, db=ledger.dead)
 
 
 def unbury(ledger: Any, transaction: Any, sequences: list[int], keep: bool) -> None:
-    """Dead letters go back into the outbox (`keep`) under their old place, or for good."""
+    """Dead letters go back into the outbox (`keep`) under their old place, or for good.  One that cannot be read only goes for good."""
     for sequence in sequences:
-        raw = transaction.pop(SEQUENCE.pack(sequence), db=ledger.dead)
-        if raw is not None and keep:
-            record, _ = json.loads(unseal(bytes(raw), DEAD_VERSION, "dead letter"))
-            transaction.put(SEQUENCE.pack(sequence), bytes.fromhex(record), db=ledger.outbox)
+        key = SEQUENCE.pack(sequence)
+        raw = transaction.get(key, db=ledger.dead)
+        letter = _letter(bytes(raw)) if raw is not None else None
+        if keep and letter is not None:
+            transaction.put(key, letter[0], db=ledger.outbox)
+        if not keep or letter is not None:
+            transaction.delete(key, db=ledger.dead)
+
+
+def _letter(raw: bytes) -> tuple[bytes, str] | None:
+    """(event record, why) of a dead letter; None where it is damaged."""
+    try:
+        record, why = json.loads(unseal(raw, DEAD_VERSION, "dead letter"))
+        return bytes.fromhex(record), str(why)
+    except (ValueError, TypeError):
+        return None
 
 
 def unbill(ledger: Any, transaction: Any, event_id: bytes) -> None:
@@ -99,11 +127,16 @@ def unbill(ledger: Any, transaction: Any, event_id: bytes) -> None:
     transaction.delete(event_id, db=ledger.billed)
 
 
-def forget_hours(ledger: Any, transaction: Any, before: int) -> None:
-    for key in [
-        bytes(key) for key, _ in transaction.cursor(db=ledger.totals) if key.startswith(b"h") and _hour(bytes(key)) < before
-    ]:
-        transaction.delete(key, db=ledger.totals)
+def fold_hours(ledger: Any, transaction: Any, before: int) -> None:
+    """Hours older than `before` are added up, so that a namespace has a bounded number of them."""
+    rows = [(bytes(key), bytes(raw)) for key, raw in transaction.cursor(db=ledger.totals) if bytes(key[:1]) == b"h"]
+    for key, raw in rows:
+        if FOLDED < _hour(key) < before:
+            folded = key[:-8] + SEQUENCE.pack(FOLDED)
+            sums = _counts(transaction.get(folded, db=ledger.totals)), _counts(raw)
+            added = [old + new for old, new in zip(*sums, strict=True)]
+            transaction.put(folded, seal(COUNT_VERSION, json.dumps(added).encode()), db=ledger.totals)
+            transaction.delete(key, db=ledger.totals)
 
 
 OPS: Final[dict[str, Callable[..., None]]] = {
@@ -112,7 +145,8 @@ OPS: Final[dict[str, Callable[..., None]]] = {
     "bury": bury,
     "unbury": unbury,
     "unbill": unbill,
-    "forget_hours": forget_hours,
+    "fold_hours": fold_hours,
+    **payments.OPS,
 }
 REPEATABLE: Final = frozenset(OPS)
 """All of them may be applied again after a flush whose outcome is not known."""
@@ -120,13 +154,21 @@ REPEATABLE: Final = frozenset(OPS)
 
 def _count(ledger: Any, transaction: Any, event: Event) -> None:
     key = b"h" + event.namespace.encode() + b"\0" + SEQUENCE.pack(hour_of(event.wall))
-    raw = transaction.get(key, db=ledger.totals)
-    amount, refusals, calls = json.loads(unseal(bytes(raw), COUNT_VERSION, "total")) if raw is not None else (0, 0, 0)
+    amount, refusals, calls = _counts(transaction.get(key, db=ledger.totals))
     if event.kind == REFUSAL:
         refusals += 1
     else:
         calls += 1
     transaction.put(key, seal(COUNT_VERSION, json.dumps([amount + event.amount, refusals, calls]).encode()), db=ledger.totals)
+
+
+def _counts(raw: Any) -> tuple[int, int, int]:
+    """(micro-units, refusals, calls) of one hour; nothing where it is damaged."""
+    try:
+        amount, refusals, calls = json.loads(unseal(bytes(raw), COUNT_VERSION, "total")) if raw is not None else (0, 0, 0)
+        return amount, refusals, calls
+    except (ValueError, TypeError):
+        return 0, 0, 0
 
 
 def _add(ledger: Any, transaction: Any, key: bytes, more: int) -> None:
@@ -135,7 +177,10 @@ def _add(ledger: Any, transaction: Any, key: bytes, more: int) -> None:
 
 
 def _number(raw: Any) -> int:
-    return 0 if raw is None else int(SEQUENCE.unpack(unseal(bytes(raw), COUNT_VERSION, "counter"))[0])
+    try:
+        return 0 if raw is None else int(SEQUENCE.unpack(unseal(bytes(raw), COUNT_VERSION, "counter"))[0])
+    except (RecordDamaged, struct.error):
+        return 0
 
 
 def _hour(key: bytes) -> int:
@@ -159,25 +204,19 @@ class BillingState(NamedTuple):
 def read_state(ledger: Any) -> BillingState:
     """Damaged rows are left out; fsck names them."""
     with ledger.environment.begin() as transaction:
-        raw = transaction.get(_COPIED, db=ledger.meta)
-        copied = tuple(json.loads(unseal(bytes(raw), COUNT_VERSION, "copied"))) if raw is not None else ("", 0)
         billed = sorted(_billed(transaction, ledger), key=lambda row: row[1])
-        hours: dict[tuple[str, int], tuple[int, int, int]] = {}
-        for key, value in transaction.cursor(db=ledger.totals):
-            if bytes(key[:1]) == b"h":
-                try:
-                    hours[bytes(key[1:-9]).decode(), _hour(bytes(key))] = tuple(
-                        json.loads(unseal(bytes(value), COUNT_VERSION, "total"))
-                    )
-                except RecordDamaged:
-                    continue
-        overflow = _number(transaction.get(_OVERFLOW, db=ledger.totals))
+        hours = {
+            (bytes(key[1:-9]).decode(), _hour(bytes(key))): _counts(value)
+            for key, value in transaction.cursor(db=ledger.totals)
+            if bytes(key[:1]) == b"h"
+        }
         waiting = [(event.namespace, event.wall) for _, event in _events(transaction, ledger.outbox, 1 << 62) if event is not None]
         dead: dict[str, int] = {}
-        for _, event, _ in dead_letters(transaction, ledger):
-            if event is not None:
-                dead[event.namespace] = dead.get(event.namespace, 0) + 1
-    return BillingState((str(copied[0]), int(copied[1])), billed, hours, waiting, dead, overflow)
+        for letter in dead_letters(transaction, ledger):
+            namespace = letter.event.namespace if letter.event is not None else ""
+            dead[namespace] = dead.get(namespace, 0) + 1
+        copied = _copied(transaction.get(_COPIED, db=ledger.meta))
+        return BillingState(copied, billed, hours, waiting, dead, _number(transaction.get(_OVERFLOW, db=ledger.totals)))
 
 
 def _billed(transaction: Any, ledger: Any) -> Iterator[tuple[bytes, float]]:
@@ -194,17 +233,32 @@ def oldest(ledger: Any, most: int, after: int = 0) -> list[Waiting]:
         return _events(transaction, ledger.outbox, most, after)
 
 
-def dead_letters(transaction: Any, ledger: Any) -> list[tuple[int, Event | None, str]]:
-    """(sequence, event or None where damaged, why) of every dead letter."""
-    letters: list[tuple[int, Event | None, str]] = []
-    for key, raw in transaction.cursor(db=ledger.dead):
-        sequence = SEQUENCE.unpack(bytes(key))[0]
-        try:
-            record, why = json.loads(unseal(bytes(raw), DEAD_VERSION, "dead letter"))
-            letters.append((sequence, decode_event(bytes.fromhex(record)), why))
-        except ValueError as error:
-            letters.append((sequence, None, str(error)))
-    return letters
+def these(ledger: Any, sequences: list[int]) -> list[Waiting]:
+    """Exactly these of the outbox; those that are not there any more are missing."""
+    with ledger.environment.begin() as transaction:
+        found = [(sequence, transaction.get(SEQUENCE.pack(sequence), db=ledger.outbox)) for sequence in sequences]
+        return [_waiting(sequence, raw) for sequence, raw in found if raw is not None]
+
+
+class DeadLetter(NamedTuple):
+    """`event` is None where its record, or the letter itself, is damaged."""
+
+    sequence: int
+    event: Event | None
+    why: str
+
+
+def dead_letters(transaction: Any, ledger: Any, after: int = 0) -> Iterator[DeadLetter]:
+    """Every dead letter behind sequence `after`, oldest first."""
+    cursor = transaction.cursor(db=ledger.dead)
+    found = cursor.set_range(SEQUENCE.pack(after + 1))
+    while found:
+        sequence, letter = SEQUENCE.unpack(bytes(cursor.key()))[0], _letter(bytes(cursor.value()))
+        if letter is None:
+            yield DeadLetter(sequence, None, "the letter itself is damaged")
+        else:
+            yield DeadLetter(sequence, _waiting(sequence, letter[0]).event, letter[1])
+        found = cursor.next()
 
 
 def _events(transaction: Any, table: Any, most: int, after: int = 0) -> list[Waiting]:
@@ -215,8 +269,12 @@ def _events(transaction: Any, table: Any, most: int, after: int = 0) -> list[Wai
     for key, raw in cursor:
         if len(found) >= most:
             break
-        try:
-            found.append(Waiting(SEQUENCE.unpack(bytes(key))[0], decode_event(bytes(raw))))
-        except RecordDamaged:
-            found.append(Waiting(SEQUENCE.unpack(bytes(key))[0], None))
+        found.append(_waiting(SEQUENCE.unpack(bytes(key))[0], raw))
     return found
+
+
+def _waiting(sequence: int, raw: Any) -> Waiting:
+    try:
+        return Waiting(sequence, decode_event(bytes(raw)))
+    except RecordDamaged:
+        return Waiting(sequence, None)

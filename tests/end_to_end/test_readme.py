@@ -27,7 +27,7 @@ from leased.schema import OPERATIONS
 from leased.state.leases import map_bytes_for
 
 WIRE = readme.section("On the wire")
-LATER = {"usage", "agent_lock", "agent_add", "agent_list", "agent_revoke"}
+LATER = {"usage", "agent_lock", "agent_add", "agent_list", "agent_revoke", "outbox_list", "outbox_retry", "outbox_drop"}
 """Operations of the schema that README leaves out as long as it lists what they belong to under "Not yet"."""
 
 

@@ -25,7 +25,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "state": ("state", "state.*"),
     "middle": (
         *("lessor", "lane", "gate", "start", "upkeep", "index", "tombs", "holds", "holdings", "queues", "switches"),
-        *("watch", "peers", "views", "binds", "billing", "companions", "stop", "handler", "upstream", "upstream_http", "limits", "agents", "agent_lock", "metrics", "health"),
+        *("watch", "peers", "views", "binds", "billing", "companions", "stop", "handler", "limits", "agents", "agent_lock"),
+        *("metrics", "health", "upstream", "upstream_http", "payer", "wallet", "outbox_desk"),
     ),
     "doors": ("doors", "doors.*"),
     "roof": (
@@ -39,6 +40,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "agents",
         "metrics",
         "agent_command",
+        "operator_call",
+        "outbox_command",
         "__main__",
         "client",
         "client.*",

@@ -30,6 +30,9 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "agent_add": {"name": "ci"},
     "agent_list": {},
     "agent_revoke": {"name": "ci"},
+    "outbox_list": {},
+    "outbox_retry": {"sequence": 7},
+    "outbox_drop": {"payment": True},
 }
 
 
@@ -113,6 +116,10 @@ def test_the_json_schema_agrees_with_parse(operation: str, exact: bool) -> None:
                 continue  # `format` is an annotation: its strings are compared nowhere
             if field.name in ("key_hash", "scope") and operation in ("revoke", "watch"):
                 params.pop("key", None)
+            if operation in ("outbox_retry", "outbox_drop") and field.name != "agent_key":
+                if value is None or value is False:
+                    continue  # counts as absent; that one of them must be there is said by the exact schema alone
+                params = {field.name: value}
             if conforms(schema, params) == accepts(operation, params):
                 continue
             # JSON Schema here is never the wider one, and the narrower one only where it says so.
@@ -134,6 +141,12 @@ def test_exact_schemas_say_what_goes_together() -> None:
         ("heartbeat", {"scope": "s", "expect_within_seconds": None}),
         ("heartbeat", {"scope": "s", "disarm": False}),
         ("heartbeat", {"scope": "s", "disarm": True}),
+        ("outbox_retry", {}),
+        ("outbox_retry", {"sequence": 1}),
+        ("outbox_retry", {"sequence": 1, "all": True}),
+        ("outbox_drop", {"all": True}),
+        ("outbox_drop", {"all": False, "payment": True}),
+        ("outbox_drop", {"all": True, "payment": True}),
     ]
     verdicts = [conforms(json_schema(operation, exact=True), params) for operation, params in cases]
     assert verdicts == [accepts(operation, params) for operation, params in cases]

@@ -31,6 +31,9 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "agent_add": {"name": "ci"},
     "agent_list": {},
     "agent_revoke": {"name": "ci"},
+    "outbox_list": {},
+    "outbox_retry": {"sequence": 7},
+    "outbox_drop": {"payment": True},
 }
 
 
