@@ -99,6 +99,7 @@ def shell_environment(home: Path) -> dict[str, str]:
 
 
 _VARYING = (
+    (r"(?<=free pages: )\d+", "PAGES"),
     (r"\d{4}-\d\d-\d\dT[\d:.]+Z", "INSTANT"),
     (r"\b\d\d:\d\d:\d\d\b", "CLOCK"),
     (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UUID"),
