@@ -120,7 +120,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     restore.set_defaults(run=_restore, socket=_UNUSED)
 
-    for verb in (serve, check, fsck, backup, restore):
+    from leased.agent_command import ABOUT, configure
+
+    agent = verbs.add_parser("agent", help="keys for agents: add, list, revoke", description=ABOUT)
+    agent.add_argument("--socket", metavar="PATH", help="the Unix socket of the daemon")
+    configure(agent)
+    agent.set_defaults(run=_agent)
+
+    for verb in (serve, check, fsck, backup, restore, agent):
         verb.add_argument("--config", metavar="FILE", help="the configuration file")
         verb.add_argument("--state-dir", metavar="DIR", help="the state that is kept")
         verb.add_argument("--runtime-dir", metavar="DIR", help="the state of this boot; on tmpfs")
@@ -176,6 +183,14 @@ def _restore(options: argparse.Namespace) -> int:
     from leased.backup import restore
 
     return restore(_config(options), Path(options.file), sys.stdout, no_holders=options.no_holders)
+
+
+def _agent(options: argparse.Namespace) -> int:
+    from leased.agent_command import run
+
+    config = _config(options)
+    options.listening_at = str(config.socket)
+    return run(config, options, sys.stdout, sys.stderr)
 
 
 if __name__ == "__main__":

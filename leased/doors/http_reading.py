@@ -1,4 +1,4 @@
-"""HTTP/1.1 requests out of bytes, by h11: one request at a time, bounded, nothing decided.
+"""HTTP/1.1 requests out of bytes, by h11 where there is anything to decide: one request at a time, bounded.
 
 Each request gets an h11 connection of its own, which is asked where the request ends and what is in it.  Answers are written by the door
 itself, so that several requests of one connection can be under way: h11 would not read the second before the first is answered.
@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import h11
 
+from leased.doors.http_plain import Plain, plain
 from leased.doors.problems import Problem
 
 MAX_HEAD_BYTES: Final = 16 * 1024  # a request of ours has a few hundred
@@ -90,6 +91,8 @@ class Reader:
             self._rest = self._rest.lstrip(b"\r\n")  # RFC 9112 2.2: empty lines before a request line mean nothing
             if not self._rest:
                 return None
+            if (common := plain(self._rest, MAX_HEAD_BYTES, MAX_BODY_BYTES)) is not None:
+                return self._whole(common)
             connection = self._connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
             connection.receive_data(self._rest)
             self._rest = b""
@@ -112,6 +115,16 @@ class Reader:
         except h11.RemoteProtocolError as error:  # its own words may quote the request
             status = error.error_status_hint if error.error_status_hint in _STATUS_TEXTS else 400
             raise Problem(status, *_STATUS_TEXTS[status]) from None
+
+    def _whole(self, common: Plain) -> Asked:
+        raw = self._rest
+        self._rest = raw[common.end :]
+        head = Head(common.method.decode("ascii"), common.target.decode("ascii"), common.headers, True)
+        try:
+            self._judge(head)
+        except Problem as problem:
+            return Asked(head, b"", problem)
+        return Asked(head, raw[common.head_end : common.end], None)
 
     def _begin(self, event: h11.Request) -> None:
         headers: dict[bytes, bytes] = {}

@@ -52,28 +52,32 @@ class Judge:
 
     def __init__(self, hosts: frozenset[str]) -> None:
         self._hosts = _LOOPBACK | hosts
+        self._heard = b""  # the last Host that was right: a connection says the same one every time
 
     def __call__(self, head: Head) -> None:
         """Raises Problem.  A web page must not be able to take locks: whatever a browser adds to what a page sends is refused, and so is
         a name that is not ours (DNS rebinding)."""
         headers = head.headers
-        for name in (b"origin", b"referer"):
-            if name in headers:
-                raise Problem(403, "permission_denied", f"{name.decode().title()}: requests of web pages are not answered")
+        for foreign in (b"origin", b"referer"):
+            if foreign in headers:
+                raise Problem(403, "permission_denied", f"{foreign.decode().title()}: requests of web pages are not answered")
         if headers.get(b"sec-fetch-site", b"none").strip() != b"none":
             raise Problem(403, "permission_denied", "Sec-Fetch-Site: requests of web pages are not answered")
         path, _, authority = split(head.target)
-        for host in (headers.get(b"host", b"localhost").decode("latin-1"), authority):
-            match = _HOST.fullmatch(host.strip())
-            if match is None or match[1].lower() not in self._hosts:
-                raise Problem(403, "permission_denied", "Host is not a name of this daemon: use localhost, or the address it listens at")
+        host = headers.get(b"host", b"localhost")
+        if host != self._heard or authority != "localhost":
+            for name in (host.decode("latin-1"), authority):
+                match = _HOST.fullmatch(name.strip())
+                if match is None or match[1].lower() not in self._hosts:
+                    raise Problem(403, "permission_denied", "Host is not a name of this daemon: use localhost, or the address it listens at")
+            self._heard = host
         route = ROUTES.get(path)
         if route is None:
             raise Problem(404, "unknown_method", "there is nothing at this path: GET /openapi.json tells what there is")
         if head.method != route.method and not (head.method == "HEAD" and route.method == "GET"):
             allowed = "GET, HEAD" if route.method == "GET" else route.method
             raise Problem(405, "unknown_method", f"this path answers {allowed} only", (("Allow", allowed),))
-        if route.method == "POST":
+        if route.method == "POST" and headers.get(b"content-type") != b"application/json":
             kind = headers.get(b"content-type", JSON.encode()).partition(b";")[0].strip().lower()
             if kind != JSON.encode():
                 raise Problem(415, "invalid_argument", f"Content-Type must be {JSON}")

@@ -67,6 +67,11 @@ class Switchboard:
     def __len__(self) -> int:
         return len(self._lines)
 
+    @property
+    def behind(self) -> bool:
+        """Requests have been read that are not decided yet."""
+        return bool(self._backlog)
+
     def listen(self, listener: socket.socket) -> None:
         listener.setblocking(False)
         self._listeners[listener.fileno()] = listener
