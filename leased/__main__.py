@@ -127,7 +127,14 @@ def _parser() -> argparse.ArgumentParser:
     configure(agent)
     agent.set_defaults(run=_agent)
 
-    for verb in (serve, check, fsck, backup, restore, agent):
+    from leased import outbox_command
+
+    outbox = verbs.add_parser("outbox", help="billing events that upstream will not take: list, retry, drop", description=outbox_command.ABOUT)
+    outbox.add_argument("--socket", metavar="PATH", help="the Unix socket of the daemon")
+    outbox_command.configure(outbox)
+    outbox.set_defaults(run=_outbox)
+
+    for verb in (serve, check, fsck, backup, restore, agent, outbox):
         verb.add_argument("--config", metavar="FILE", help="the configuration file")
         verb.add_argument("--state-dir", metavar="DIR", help="the state that is kept")
         verb.add_argument("--runtime-dir", metavar="DIR", help="the state of this boot; on tmpfs")
@@ -191,6 +198,14 @@ def _agent(options: argparse.Namespace) -> int:
     config = _config(options)
     options.listening_at = str(config.socket)
     return run(config, options, sys.stdout, sys.stderr)
+
+
+def _outbox(options: argparse.Namespace) -> int:
+    from leased.outbox_command import run
+
+    config = _config(options)
+    options.listening_at = str(config.socket)
+    return run(config, options, sys.stdout, sys.stderr, sys.stdin)
 
 
 if __name__ == "__main__":

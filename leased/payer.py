@@ -186,8 +186,9 @@ class X402Payer:
         receipt = read_receipt(answer)
         reason = receipt.get("errorReason") or (read_error(answer) if answer.status == 402 else "")
         if self._clock.now().wall > payment.valid_before:
-            self.why = "the payment has expired and upstream has not taken its batch; look whether its nonce was used on the chain, then " + (
-                "`leased outbox drop --payment`"
+            self.why = (
+                "the payment has expired and upstream has not taken its batch; look whether its nonce was used on the chain, then "
+                + ("`leased outbox drop --payment`")
             )
         elif answer.status == 402:
             self.why = f"a payment was sent and payment is demanded again{said(plain(str(reason)))}"
@@ -219,7 +220,9 @@ def read_demand(answer: Answer) -> Demand:
         raise NotPaid("the answer is 402 but holds no demand of x402 version 1 or 2")
     accepts = whole.get("accepts")
     read = _offer_v2 if version == 2 else _offer_v1
-    offers = [offer for raw in (accepts[:MAX_OFFERS] if isinstance(accepts, list) else []) if (offer := _offer(read, raw)) is not None]
+    offers = [
+        offer for raw in (accepts[:MAX_OFFERS] if isinstance(accepts, list) else []) if (offer := _offer(read, raw)) is not None
+    ]
     return Demand(int(version), offers, plain(str(whole.get("error") or "")), whole)
 
 

@@ -73,7 +73,9 @@ def read_key(path: Path) -> str:
     if mode & 0o077:
         raise ConfigError(f"x402.wallet_key_file: {path} has mode {mode:04o}: a key must be nobody else's to read: chmod 600 it")
     if not re.fullmatch(rb"\s*(0x)?[0-9a-fA-F]{64}\s*", octets):
-        raise ConfigError(f"x402.wallet_key_file: {path}: it must hold one private key: 64 hexadecimal digits, 0x before them or not")
+        raise ConfigError(
+            f"x402.wallet_key_file: {path}: it must hold one private key: 64 hexadecimal digits, 0x before them or not"
+        )
     return octets.decode().strip()
 
 
