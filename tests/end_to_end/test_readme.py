@@ -22,13 +22,13 @@ from leased.client import command, shell
 from leased.config import describe, parse
 from leased.config_keys import KEYS
 from leased.config_values import Wrong
+from leased.doors.http_routes import ROUTES
+from leased.doors.problems import PHRASES
 from leased.fields import Field, plain
 from leased.schema import OPERATIONS
 from leased.state.leases import map_bytes_for
 
 WIRE = readme.section("On the wire")
-LATER = {"usage", "agent_lock", "agent_add", "agent_list", "agent_revoke", "outbox_list", "outbox_retry", "outbox_drop"}
-"""Operations of the schema that README leaves out as long as it lists what they belong to under "Not yet"."""
 
 
 # ---- commands
@@ -91,10 +91,7 @@ def test_the_table_of_operations_is_the_schema() -> None:
     for operation, field, takes, default, _ in readme.table(readme.section("Operations"), "operation", "field"):
         told.append((operation.strip("`") or told[-1][0], field, takes, default))
     expected = []
-    assert set(OPERATIONS) >= LATER and all(words in readme.section("Not yet") for words in ("agent keys", "billing", "HTTP"))
     for name, operation in OPERATIONS.items():
-        if name in LATER:
-            continue
         fields = [field for field in operation.fields if field.name != "agent_key"]
         expected += [(name, *_told(field)) for field in fields] or [(name, "", "", "")]
     assert told == expected
@@ -167,6 +164,16 @@ def test_the_sizes_named_are_those_of_the_store() -> None:
         assert f"{mebibytes} MiB" in readme.section("Running it")
 
 
+def test_the_paths_of_http_are_the_doors() -> None:
+    told = {}
+    for path, text in readme.table(readme.section("HTTP"), "path", "operation"):
+        operation = re.match(r"`(\w+)`", text)
+        told[path.strip("`")] = operation[1] if operation else ""
+    assert told == {f"{route.method} {path}": route.operation for path, route in ROUTES.items()}
+    statuses = set(map(int, re.findall(r"\b[345]\d\d\b", readme.section("HTTP"))))
+    assert statuses == {status for status in PHRASES if status not in {200, 501}}
+
+
 # ---- bytes
 
 
@@ -190,6 +197,19 @@ def test_the_bytes_shown_are_the_bytes_spoken(daemon: Daemon) -> None:
             while len(received) < len(response):
                 received += connection.recv(65536)
         assert received == response
+
+
+def test_the_http_exchange_shown_is_the_one_spoken(daemon: Daemon) -> None:
+    (block,) = readme.blocks(readme.section("HTTP"), "http")
+    asked, answered = ([line[2:] for line in block.splitlines() if line[0] == mark] for mark in "><")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(20)
+        connection.connect(str(daemon.socket))
+        connection.sendall("\r\n".join(asked).encode())
+        connection.shutdown(socket.SHUT_WR)
+        received = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+    head, _, body = received.partition("\r\n\r\n")
+    assert [head.splitlines()[0], body] == answered
 
 
 def _names(operation: str) -> list[str]:
