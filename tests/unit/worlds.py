@@ -145,11 +145,15 @@ class World:
         self.upkeep = Upkeep(self.lessor, self.start_up, self.switches, Binds(self.lessor, _unwatched, _unwatched, None))
         config = Config("", self.root / "socket", self.state, self.runtime)
         self.views = Views(self.lessor, self.start_up, config, taken.meta.install_id, lambda: 0)
+        self.equip()
         self.running = True
         self.start_up.begin()
         self.upkeep.tick()
         self.assert_kept()
         return taken
+
+    def equip(self) -> None:
+        """For worlds with more in them: the daemon's parts are there, its start has not begun."""
 
     def run(self) -> TakenOver:
         """A whole start with a working disk, up to where it would grant (or wait)."""
