@@ -179,11 +179,13 @@ def test_a_tmpfs_filled_by_others_stops_nothing(served: Make, small: Tmpfs, tmp_
     daemon.runtime_dir = small.mount / "runtime"
     rpc = daemon.start()
     fill(small.mount)
-    grants = [rpc.grant(f"k{number}", 30, "h" * 250) for number in range(1500)]
-    assert all(rpc.release(grant)["released"] for grant in grants[500:])
+    numbers = [rpc.send("lease", key=f"k{number}", holder="h" * 250, ttl_seconds=60) for number in range(400)]
+    grants = [rpc.receive(number) for number in numbers]
+    assert all(grant["acquired"] for grant in grants)
+    assert all(rpc.release(grant)["released"] for grant in grants[200:])
     daemon.kill()
     rpc = daemon.start()
-    assert all(rpc.renew(grant)["acquired"] for grant in grants[:500:50])
+    assert all(rpc.renew(grant)["acquired"] for grant in grants[:200:20])
 
 
 # ---- a flush that hangs (P21)

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 
 import pytest
+from daemons import run_leased
 from plumbing import Served, boottime, eventually
 
 pytestmark = pytest.mark.slow
@@ -128,19 +129,21 @@ def test_a_runtime_directory_lost_after_a_stop_in_order_costs_no_wait(daemon: Se
 
 def test_what_a_stop_in_order_copied_is_not_believed_twice(daemon: Served) -> None:
     """A short lease released after the restart must not be back from the clean copy of before."""
+    daemon.settings["wait_out_seconds"] = wait_out = 5.0
     rpc = daemon.start()
-    short = rpc.grant("short", WAIT_OUT)
+    short = rpc.grant("short", wait_out)
     assert daemon.stop() == 0
     daemon.lose_runtime()
     rpc = daemon.start()
     assert rpc.release(short)["released"] is True
-    rpc.grant("short", WAIT_OUT, "B")
+    rpc.grant("short", wait_out, "B")
+    daemon.settings["wait_out_seconds"] = 0.5
     daemon.kill()
     daemon.lose_runtime()
     before = boottime()
     rpc = daemon.start()
     assert rpc.renew(short)["acquired"] is None
-    granted_when_over(daemon, "short", not_before=before + WAIT_OUT)
+    granted_when_over(daemon, "short", not_before=before + wait_out)
     assert rpc.renew(short)["acquired"] is False
 
 
@@ -307,3 +310,73 @@ def test_a_raised_wait_out_is_waited_for_once_it_is_in_force(daemon: Served) -> 
     rpc = daemon.start()
     assert rpc.store()["no_grant_for_seconds"] <= 0.5  # now the lower value is in force
     assert rpc.renew(early)["acquired"] is True
+
+
+# ---- backup and restore
+
+
+def leased(daemon: Served, verb: str, *arguments: str) -> str:
+    """`leased VERB ...` on the daemon's directories.  Returns what it said; it must succeed."""
+    directories = ("--state-dir", str(daemon.state_dir), "--runtime-dir", str(daemon.runtime_dir))
+    done = run_leased(verb, *arguments, "--config", str(daemon.home / "leased.toml"), *directories)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_after_a_restore_the_longest_ttl_is_waited_out(daemon: Served) -> None:
+    """Since the backup anybody may have been granted anything: neither its leases nor those of today are believed."""
+    file = daemon.home / "backup"
+    rpc = daemon.start()
+    old = rpc.grant("old", LONG)
+    leased(daemon, "backup", str(file))  # beside the running daemon, which notices nothing
+    assert rpc.renew(old)["acquired"] is True
+    new = rpc.grant("new", LONG)
+    daemon.kill()
+    leased(daemon, "restore", str(file))
+    for _ in range(2):  # and again after a kill during the wait
+        rpc = daemon.start()
+        for key in ("old", "new", "free"):
+            reply = rpc.lease(key, 1, "B")
+            assert (reply["acquired"], reply["reason"]) == (None, "recovering")
+            assert LONG - 30 < reply["retry_after_seconds"] <= LONG
+        assert rpc.renew(new)["acquired"] is None and rpc.renew(old)["acquired"] is None
+        daemon.kill()
+    daemon.lose_runtime()  # what the wait was is lost with it: the ledger still says that it is a restored one
+    assert daemon.start().lease("free", 1)["retry_after_seconds"] > LONG - 30
+    assert daemon.stop() == 0  # and a stop during the wait is no clean one
+    assert daemon.start().lease("free", 1)["acquired"] is None
+
+
+@pytest.mark.parametrize("lost", ["nothing", "runtime"])
+def test_a_restore_without_holders_grants_at_once_and_generations_rise(daemon: Served, lost: str) -> None:
+    file = daemon.home / "backup"
+    daemon.start().grant("before", LONG)
+    assert daemon.stop() == 0
+    leased(daemon, "backup", str(file))
+    rpc = daemon.start()
+    newest = [rpc.grant(f"k{number}", 1) for number in range(50)][-1]["generation"]
+    assert daemon.stop() == 0
+    if lost == "runtime":
+        daemon.lose_runtime()
+    leased(daemon, "restore", "--no-holders", str(file))
+    rpc = daemon.start()
+    assert rpc.store()["no_grant_for_seconds"] == 0
+    reply = eventually(lambda: (reply := rpc.lease("before", 1, "B"))["acquired"] and reply, 3)
+    assert reply["generation"] > newest
+    long = rpc.grant("long", LONG)
+    daemon.kill()  # from here on it is a state like any other
+    daemon.lose_runtime()
+    assert daemon.start().renew(long)["acquired"] is True
+
+
+def test_a_backup_put_back_by_hand_is_waited_out_too(daemon: Served) -> None:
+    """Copied over data.mdb without `leased restore`: the file says of itself what it is."""
+    file = daemon.home / "backup"
+    rpc = daemon.start()
+    last = rpc.grant("k", LONG)
+    leased(daemon, "backup", str(file))
+    assert daemon.stop() == 0
+    (daemon.state_dir / "data.mdb").write_bytes(file.read_bytes())
+    rpc = daemon.start()
+    assert rpc.lease("free", 1)["retry_after_seconds"] > LONG - 30
+    assert rpc.renew(last)["acquired"] is None
