@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from leased import rules
@@ -24,6 +24,8 @@ from leased.model import (
     RenewRequest,
     Reply,
 )
+
+unhurried = settings(max_examples=80, deadline=None)  # other tests may have the processor meanwhile
 
 GRANT_FIELDS = {
     "acquired", "renewed", "key", "holder", "fence", "generation", "scope", "ttl_seconds", "expires_at", "expires_in_seconds",
@@ -157,6 +159,7 @@ AT_ITS_DEADLINE = Lease("local", "alpha", None, 5, PROOFS[0], 8.0, NOW_BOOT)
 ITS_FENCE = Asking(LeaseRequest("k", "alpha", None, MIN_FENCE), Ask("local", PROOFS[0]))
 
 
+@unhurried
 @given(record=records, asking=askings(), now=instants, fresh=fresh)
 @example(AT_ITS_DEADLINE, ITS_FENCE, Instant(NOW_BOOT, NOW_BOOT, NOW_WALL, "boot"), Fresh(6, MIN_FENCE + 1, b"\x07" * 16))
 @example(AT_ITS_DEADLINE, ITS_FENCE, Instant(NOW_BOOT - 0.125, NOW_BOOT, NOW_WALL, "boot"), Fresh(6, MIN_FENCE + 1, b"\x07" * 16))
@@ -193,6 +196,7 @@ def test_a_lease_is_decided_by_the_first_row_that_fits(record: Lease | None, ask
         assert_refusal(decision.reply, row, standing, request.holder, now)
 
 
+@unhurried
 @given(record=leases, asking=askings(), now=instants, fresh=fresh)
 def test_nothing_is_granted_and_no_fence_is_told_while_another_holds(
     record: Lease, asking: Asking, now: Instant, fresh: Fresh
@@ -211,6 +215,7 @@ def test_nothing_is_granted_and_no_fence_is_told_while_another_holds(
         assert str(fresh.fence) not in repr(reply)
 
 
+@unhurried
 @given(asking=askings(), now=instants, fresh=fresh, later=eighths)
 def test_whoever_repeats_a_request_id_is_told_the_same_fence_until_it_was_used(
     asking: Asking, now: Instant, fresh: Fresh, later: float
@@ -231,6 +236,7 @@ def test_whoever_repeats_a_request_id_is_told_the_same_fence_until_it_was_used(
     assert refused.reply["reason"] == "same_label"
 
 
+@unhurried
 @given(
     record=records,
     holder=st.sampled_from(HOLDERS),
@@ -258,6 +264,7 @@ def test_a_strict_renewal(record: Lease | None, holder: str, proof: bytes, fence
     assert decision.lease is None
 
 
+@unhurried
 @given(record=records, holder=st.none() | st.sampled_from(HOLDERS), proof=st.sampled_from(PROOFS), now=instants)
 @example(AT_ITS_DEADLINE, None, PROOFS[0], Instant(NOW_BOOT, NOW_BOOT, NOW_WALL, "boot"))
 def test_a_release_needs_the_fence_and_the_right_holder_where_one_is_given(
@@ -281,6 +288,7 @@ def test_a_release_needs_the_fence_and_the_right_holder_where_one_is_given(
     assert decision.change == "refused"
 
 
+@unhurried
 @given(record=records, now=instants)
 def test_a_revocation_needs_only_a_live_lease(record: Lease | None, now: Instant) -> None:
     decision = rules.revoke(record, now)
@@ -291,6 +299,7 @@ def test_a_revocation_needs_only_a_live_lease(record: Lease | None, now: Instant
         assert decision == ({"revoked": False, "reason": "expired"}, "refused", None)
 
 
+@unhurried
 @given(
     record=records, generation=st.none() | st.integers(1, 2**53 - 1), same=st.booleans(), waiting=st.integers(0, 9), now=instants
 )
@@ -315,6 +324,7 @@ def test_a_check_tells_what_stands(record: Lease | None, generation: int | None,
         assert reply["current"] is (held and record is not None and record.generation == generation)
 
 
+@unhurried
 @given(ttl=eighths, wait_out=eighths, ledger_ttl=st.just(0.0) | eighths)
 def test_a_flush_is_needed_exactly_above_what_is_waited_out_and_what_the_ledger_has(
     ttl: float, wait_out: float, ledger_ttl: float
@@ -323,6 +333,7 @@ def test_a_flush_is_needed_exactly_above_what_is_waited_out_and_what_the_ledger_
     assert not rules.needs_flush(wait_out, wait_out, 0.0)
 
 
+@unhurried
 @given(record=leases)
 def test_what_a_failed_flush_leaves(record: Lease) -> None:
     before = rules.undone(record)

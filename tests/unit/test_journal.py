@@ -127,6 +127,17 @@ def test_the_delete_of_an_older_lease_says_nothing_of_a_newer_one() -> None:
     assert desk.journal.ttl_of(KEY, 8) == 100.0
 
 
+def test_an_older_record_deleted_after_the_newer_was_put_takes_nothing_from_it() -> None:
+    """The order of a start: what the ledger lacks, then what it should not have."""
+    desk = Desk(settled=False)
+    desk.journal.settle_with({KEY: (7, 100.0)})
+    desk.journal.put(KEY, entry(8))
+    desk.journal.append(("del", KEY, 7))
+    desk.flush()
+    assert desk.journal.may_hold(KEY)
+    assert desk.journal.ttl_of(KEY, 8) == 100.0
+
+
 def test_a_failed_put_may_be_on_the_disk_until_its_delete_is_flushed() -> None:
     desk = Desk()
     desk.journal.put(KEY, entry(7))

@@ -215,3 +215,38 @@ def test_a_renewal_told_during_the_wait_survives_another_power_cut(w: World) -> 
     w.run()
     w.pass_time(45)
     assert acquired(w.lease("A", 20)) is False
+
+
+def test_no_renewal_slips_between_a_lowered_wait_and_the_flush_that_says_so(w: World) -> None:
+    """R is in the ledger with 40 s; the wait in force is 60 s, so its renewals up to that need no flush; the operator wants 20 s."""
+    w.run()
+    w.granted("R", 40)
+    w.kill()
+    w.wait_out = 60
+    w.run()
+    w.lose_runtime()
+    w.wait_out = 20
+    w.run()
+    assert acquired(w.renew("R", 55)) is True
+    w.pass_time(30)
+    assert acquired(w.renew("R", 55)) is True
+    w.pass_time(31, disk_works=False)  # the flush that ends the wait is under way
+    assert w.flight is not None
+    assert w.renew("R", 58) is None
+    w.flush()
+    record = w.in_ledger()
+    assert record is not None
+    assert record.ttl == 55
+    w.power_cut("old")
+    w.begin()
+    record = w.record()
+    assert record is not None
+    assert record.ttl == 55
+
+
+def test_a_flush_that_arrives_after_the_lease_has_lapsed_unnoticed_answers_null(w: World) -> None:
+    w.run()
+    call = w.decide(("A", LeaseRequest("k", "A", 40)))[0]
+    w.clock.elapsed += 41  # nothing was swept meanwhile
+    w.flush()
+    assert acquired(w.answers[call]) is None

@@ -168,7 +168,8 @@ def test_a_restored_start_waits_for_the_longest_ttl_there_is(w: World) -> None:
     assert grant_after(w, "A", 20)
 
 
-def test_a_crash_during_the_wait_after_a_restore_does_not_skip_it(w: World) -> None:
+@pytest.mark.parametrize("crash", ["killed", "power cut"])
+def test_a_crash_during_the_wait_after_a_restore_does_not_skip_it(w: World, crash: str) -> None:
     w.run()
     copy = w.backup()
     w.granted("R", 3000)
@@ -176,7 +177,10 @@ def test_a_crash_during_the_wait_after_a_restore_does_not_skip_it(w: World) -> N
     w.restore(copy)
     w.run()
     w.pass_time(1000)
-    w.kill()
+    if crash == "killed":
+        w.kill()
+    else:
+        w.power_cut()
     assert w.run().waiting
     w.pass_time(1990)
     assert not grant_after(w, "A", 20)
