@@ -78,7 +78,7 @@ def test_events_come_in_order_whatever_the_pieces(daemon: FakeDaemon) -> None:
         daemon.send(1, told[:50])
         assert watch.take(0) is None
         daemon.send(1, told[50:])
-        assert [next(watch), next(watch), watch.take()] == [expected(1), expected(2), expected(3)]
+        assert [watch.take(PATIENCE_SECONDS), next(watch), watch.take()] == [expected(1), expected(2), expected(3)]
         assert watch.take(0) is None
     assert daemon.asked[0].params == {"scope": "night", "agent_key": "secret"}
     assert "secret" not in repr(watch) + repr(vars(watch).keys())
@@ -97,7 +97,7 @@ def test_a_gap_says_what_was_missed(daemon: FakeDaemon) -> None:
     with Client(daemon.path).watch() as watch:
         tell(daemon, 1, {"from_seq": 2, "to_seq": 7}, method="gap")
         tell(daemon, 1, {"anything": 1}, method="of_a_newer_daemon")
-        assert [next(watch), next(watch)] == [Gap(2, 7), Gap(None, None)]
+        assert [watch.take(PATIENCE_SECONDS), watch.take(PATIENCE_SECONDS)] == [Gap(2, 7), Gap(None, None)]
 
 
 def test_no_more_than_one_read_is_held(daemon: FakeDaemon) -> None:
@@ -121,10 +121,10 @@ def test_a_lost_connection_is_replaced_and_a_gap_stands_for_what_was_missed(daem
     with Client(daemon.path).watch("k") as watch:
         tell(daemon, 1, event(1))
         daemon.close_connection(1)
-        assert next(watch) == expected(1)
-        assert next(watch) == Gap(None, None)
+        assert watch.take(PATIENCE_SECONDS) == expected(1)
+        assert watch.take(PATIENCE_SECONDS) == Gap(None, None)
         tell(daemon, 2, event(1, "lapsed"))
-        assert next(watch) == expected(1, "lapsed")
+        assert watch.take(PATIENCE_SECONDS) == expected(1, "lapsed")
     assert [(asked.connection, asked.method, asked.params) for asked in daemon.asked] == [
         (1, "watch", {"key": "k"}),
         (2, "watch", {"key": "k"}),
@@ -140,7 +140,7 @@ def test_the_gap_comes_once_the_new_connection_watches_and_not_before(path: Path
             daemon.close_connection(1)
             with pytest.raises(errors.OutcomeUnknown):  # the third hears nothing for the whole time-out
                 watch.take()
-            assert watch.take() == Gap(None, None)
+            assert watch.take(PATIENCE_SECONDS) == Gap(None, None)
         assert len(daemon.asked) == 5
         assert len(pauses.noted) == 4
         assert pauses.noted[0] == 0.0 < pauses.noted[1] < pauses.noted[3]
@@ -155,7 +155,7 @@ def test_a_daemon_that_stays_away_is_told_and_can_be_awaited_on(daemon: FakeDaem
             with pytest.raises(errors.DaemonUnreachable):
                 watch.take()
         with FakeDaemon(path, lambda asked: WATCHED):
-            assert watch.take() == Gap(None, None)
+            assert watch.take(PATIENCE_SECONDS) == Gap(None, None)
 
 
 def test_a_daemon_that_hangs_up_again_and_again_is_not_stormed(path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_daemon_that_hangs_up_again_and_again_is_not_stormed(path: Path) -> No
         pauses = without_pauses(watch)
         for n in range(1, 8):
             daemon.close_connection(n)
-            assert watch.take() == Gap(None, None)
+            assert watch.take(PATIENCE_SECONDS) == Gap(None, None)
         assert pauses.noted[-1] >= 0.5
 
 
@@ -185,7 +185,7 @@ def test_a_watch_that_cannot_begin_says_why(path: Path) -> None:
 def test_a_watch_that_meets_a_restart_begins_without_a_gap(path: Path) -> None:
     with FakeDaemon(path, in_turn(DROP, WATCHED)) as daemon, Client(path).watch() as watch:
         tell(daemon, 2, event(1))
-        assert watch.take() == expected(1)
+        assert watch.take(PATIENCE_SECONDS) == expected(1)
 
 
 def test_what_is_no_event_is_a_fault_and_the_connection_is_given_up(daemon: FakeDaemon) -> None:
@@ -193,7 +193,7 @@ def test_what_is_no_event_is_a_fault_and_the_connection_is_given_up(daemon: Fake
         tell(daemon, 1, {"seq": 1})
         with pytest.raises(errors.ProtocolFault, match="without 'type'"):
             watch.take()
-        assert watch.take() == Gap(None, None)
+        assert watch.take(PATIENCE_SECONDS) == Gap(None, None)
         daemon.send(2, b"HTTP/1.1 400 Bad Request\r\n")
         with pytest.raises(errors.ProtocolFault, match="no leased daemon"):
             watch.take()
@@ -243,16 +243,18 @@ def test_an_interrupt_costs_a_gap_and_not_silence(daemon: FakeDaemon, monkeypatc
 
         monkeypatch.setattr(watching, "_understood", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            watch.take()
+            watch.take(PATIENCE_SECONDS)
         monkeypatch.setattr(watching, "_understood", real)
-        assert watch.take() == Gap(None, None)
+        assert watch.take(PATIENCE_SECONDS) == Gap(None, None)
 
 
 def test_a_forked_child_watches_anew(daemon: FakeDaemon) -> None:
     with Client(daemon.path).watch() as watch:
         assert in_child(lambda: str(watch.take(PATIENCE_SECONDS))) == str(Gap(None, None))
-        tell(daemon, 1, event(1))
-        assert watch.take() == expected(1)  # the parent's goes on
+        tell(daemon, 1, event(1), event(2))
+        assert watch.take(PATIENCE_SECONDS) == expected(1)  # the parent's goes on
+        assert in_child(lambda: str(watch.take(PATIENCE_SECONDS))) == str(Gap(None, None))
+        assert watch.take(PATIENCE_SECONDS) == expected(2)  # which was read already, and is the parent's
         watch.close()
         assert in_child(lambda: str(watch.take(PATIENCE_SECONDS))) == "None"
 
@@ -312,7 +314,7 @@ def test_a_gap_is_looked_at_too(path: Path) -> None:
 
 def test_a_daemon_that_cannot_tell_yet_is_asked_again_when_it_said(path: Path) -> None:
     with FakeDaemon(path, checking(None, None, False)) as daemon, Client(path) as client:
-        assert client.wait_free("k") is True
+        assert client.wait_free("k", PATIENCE_SECONDS) is True
         assert daemon.methods() == ["watch", "check", "check", "check"]
 
 

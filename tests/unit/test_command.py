@@ -515,7 +515,9 @@ def test_every_verb_has_a_page_with_examples(verb: str, capsys: pytest.CaptureFi
     page = capsys.readouterr().out
     assert page.startswith(f"usage: lease {verb}")
     assert "examples:\n  " in page
-    assert "--socket" in page
+    options = [line.split()[0] for line in page.splitlines() if line.startswith("  --")]
+    assert "--socket" in options
+    assert len(set(options)) == len(options)
     assert max(len(line) for line in page.splitlines()) <= 132
     assert main(["help", verb]) == 0
     assert capsys.readouterr().out == page
