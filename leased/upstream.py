@@ -173,6 +173,7 @@ class Shipper:
         self._post = post
         self._after = 0
         self._looked = False
+        self._suspects = 0  # so many from here on, of which upstream will not take one
         self._taken_in_a_row = 0
         self._buried_in_a_row = 0
         self.failures = 0
@@ -281,6 +282,8 @@ class Shipper:
         if outcome is Verdict.TOO_LARGE:
             self._ceiling = self._size
             self._taken_in_a_row = 0
+        else:
+            self._suspects = len(batch.events)
 
     def _dropped(self, batch: Batch) -> None:
         self._journal.append(("shipped", batch.sequences))
@@ -290,7 +293,8 @@ class Shipper:
         self._taken_in_a_row += 1
         if self._taken_in_a_row % TAKEN_BEFORE_LARGER == 0:
             self._ceiling = min(self._most, self._ceiling * 2)
-        self._size = min(self._ceiling, self._size * 2)
+        self._suspects = max(0, self._suspects - len(batch.events))
+        self._size = max(1, self._suspects // 2) if self._suspects else min(self._ceiling, self._size * 2)
         self.failures = self._buried_in_a_row = 0
         self.shipped += len(batch.events)
         if self.failing:
@@ -301,7 +305,8 @@ class Shipper:
         self._journal.append(("bury", row.sequence, why))
         self._journal.kick(self._clock.now().boot)
         self._after = row.sequence
-        self._size = min(self._ceiling, max(1, self._size) * 2)
+        self._suspects = 0
+        self._size = min(self._ceiling, self._size * 2)
         self._billing.buried(row.event.namespace if row.event is not None else None)
         self.buried += 1
         log.error("upstream.buried", event_id=row.event.id if row.event is not None else None, sequence=row.sequence, why=why)
