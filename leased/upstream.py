@@ -294,7 +294,7 @@ class Shipper:
         if self._taken_in_a_row % TAKEN_BEFORE_LARGER == 0:
             self._ceiling = min(self._most, self._ceiling * 2)
         self._suspects = max(0, self._suspects - len(batch.events))
-        self._size = max(1, self._suspects // 2) if self._suspects else min(self._ceiling, self._size * 2)
+        self._size = min(self._ceiling, max(1, self._suspects // 2) if self._suspects else self._size * 2)
         self.failures = self._buried_in_a_row = 0
         self.shipped += len(batch.events)
         if self.failing:
