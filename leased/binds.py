@@ -173,7 +173,10 @@ class Binds:
             self._end(again)
 
     def _end(self, ends: list[tuple[bytes, int, str]]) -> None:
-        if ends and self._lessor.lane.run(self._end_all, ends) is not Outcome.COMMITTED:
+        if not ends:
+            return
+        self._lessor.now = self._lessor.instant()  # no batch has set it: what is passed on counts from this moment
+        if self._lessor.lane.run(self._end_all, ends) is not Outcome.COMMITTED:
             self._again += ends
 
     def _end_all(self, ends: list[tuple[bytes, int, str]]) -> None:

@@ -37,7 +37,7 @@ class Generations:
 
         One above the mark may be decided on but must not be told to anybody before the raised mark is flushed.
         """
-        clock = int(wall * MICROSECONDS)
+        clock = int(min(wall, LAST_WALL_SECONDS) * MICROSECONDS)
         if clock > self.mark:
             clock = self.mark
         following = self.last + 1
@@ -47,7 +47,7 @@ class Generations:
 
     def wanted_mark(self, wall: float) -> int:
         """The mark to flush now, or 0 when the present one will do for a while."""
-        reached = max(self.last, int(wall * MICROSECONDS))
+        reached = max(self.last, int(min(wall, LAST_WALL_SECONDS) * MICROSECONDS))
         if self.raising or reached <= self.mark - RAISE_WITHIN:
             return 0
         return min(MAX_GENERATION, max(self.mark, reached) + BLOCK)

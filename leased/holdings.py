@@ -25,6 +25,7 @@ from leased.index import Index
 from leased.lane import Lane
 from leased.model import Ask, Fresh, Instant, Lease, LeaseRequest, Reply, Tombstone
 from leased.queues import Queues, Waiter
+from leased.state.environment import PAGE_BYTES
 from leased.state.journal import Journal
 from leased.state.leases import RESERVED_PAGES, Leases, LeasesMeta
 from leased.state.ledger import LedgerLease
@@ -34,6 +35,7 @@ from leased.tombs import Tombs
 log = structlog.get_logger()
 
 FENCES_DRAWN_AT_ONCE: Final = 64  # one system call for as many; they wait in memory as bytes nobody has been told
+TOMBSTONE_BYTES: Final = 192  # a remembered request_id, 96 bytes in a half-filled tree
 LAPSED: Final = "lapsed"
 DAMAGED_SECONDS: Final = model.MAX_TTL_SECONDS  # a record that cannot be read may have promised this much
 
@@ -152,6 +154,8 @@ class Holdings:
             self.price(call, key_hash, request.holder, decision.reply)
         self.generations.last = generation
         self.lane.granted[namespace] = new + 1
+        if ask.rid:
+            self.lane.rids[ask.rid] = key_hash
         self.lane.transaction.put(key_hash, encode_lease(lease), db=self.leases.leases)
         self.lane.after(self._granted, call, key_hash, lease, request.key, decision.reply)
         return lease
@@ -353,10 +357,12 @@ class Holdings:
         self.leases.put_meta(self.lane.transaction, meta)
 
     def has_room(self) -> bool:
-        """Each grant may use up a page before the estimate is made anew; RESERVED_PAGES stay for releases and lapses."""
+        """Each grant may use up a page before the estimate is made anew; RESERVED_PAGES stay for releases and lapses, and
+        with them what it takes to remember the request_id of every live lease that has one."""
         self.room -= 1
         if self.room <= 0:
-            self.room = (self.leases.free_pages(self.lane.transaction) - RESERVED_PAGES) // 4
+            endings = len(self.index.rids) * TOMBSTONE_BYTES // PAGE_BYTES
+            self.room = (self.leases.free_pages(self.lane.transaction) - RESERVED_PAGES - endings) // 4
         return self.room > 0
 
     def reread(self) -> None:

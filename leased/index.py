@@ -36,12 +36,24 @@ class Index:
     def namespaces(self) -> list[str]:
         return list(self._spaces)
 
-    def load(self, rows: Iterable[tuple[bytes, Entry]], texts: dict[bytes, str]) -> None:
-        """Fill an empty index from the records, in any order: two microseconds each."""
+    def load(self, rows: Iterable[Entry], known: dict[bytes, tuple[int, float]], texts: dict[bytes, str]) -> list[bytes]:
+        """Fill an empty index from the records, in the order of their keys: two microseconds each.  Returns the keys marked unflushed.
+
+        `known` is in the same order; where it has a key, its key and generation objects are used, not copies: 90 MB of a million leases.
+        """
         spaces: dict[bytes, dict[int, bytes]] = {}
         scopes: dict[tuple[bytes, bytes], dict[int, bytes]] = {}
+        unflushed: list[bytes] = []
         due, due_of, rids = self._due, self._due_of, self.rids
-        for key_hash, (generation, deadline, namespace, scope, rid, _) in rows:
+        names = iter(known)
+        name = next(names, None)
+        for key_hash, generation, deadline, namespace, scope, rid, marked in rows:
+            while name is not None and name < key_hash:
+                name = next(names, None)
+            if name == key_hash and name is not None:
+                key_hash = name
+                if known[name][0] == generation:
+                    generation = known[name][0]
             due.append((deadline, key_hash))
             due_of[key_hash] = deadline
             space = spaces.get(namespace)
@@ -52,12 +64,13 @@ class Index:
                 scopes.setdefault((namespace, scope), {})[generation] = key_hash
             if rid:
                 rids[rid] = key_hash
+            if marked:
+                unflushed.append(key_hash)
         heapify(due)
-        self._spaces = {namespace.decode(): dict(sorted(space.items())) for namespace, space in spaces.items()}
-        self._scopes = {
-            (namespace.decode(), scope.decode()): dict(sorted(unit.items())) for (namespace, scope), unit in scopes.items()
-        }
+        self._spaces = {namespace.decode(): _in_order(space) for namespace, space in spaces.items()}
+        self._scopes = {(namespace.decode(), scope.decode()): _in_order(unit) for (namespace, scope), unit in scopes.items()}
         self.texts = {key_hash: text for key_hash, text in texts.items() if key_hash in due_of}
+        return unflushed
 
     # ---- changes
 
@@ -144,3 +157,7 @@ class Index:
         """As of_namespace, over every namespace."""
         merged = sorted(item for space in self._spaces.values() for item in space.items() if item[0] > after)
         yield from merged
+
+
+def _in_order(generations: dict[int, bytes]) -> dict[int, bytes]:
+    return {generation: generations[generation] for generation in sorted(generations)}

@@ -37,6 +37,7 @@ class Lane:
         self._after: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._undo: list[Callable[[], None]] = []
         self.granted: dict[str, int] = {}  # by namespace, in this transaction: what the index does not count yet
+        self.rids: dict[bytes, bytes] = {}  # request ids granted in this transaction -> key hash
         self.last_error = ""
         self.commits = 0
         self.aborts = 0
@@ -56,6 +57,7 @@ class Lane:
         self._after.clear()
         self._undo.clear()
         self.granted.clear()
+        self.rids.clear()
         try:
             self.transaction = self.leases.environment.begin(write=True)
             work(*arguments)

@@ -198,7 +198,7 @@ class Lessor(Holdings):
         waiter = self.queues.of_rid(rid) if self.queues else None
         if waiter is not None and (waiter.key_hash != key_hash or waiter.request.holder != request.holder):
             raise _reused()
-        elsewhere = self.index.rids.get(rid)
+        elsewhere = self.lane.rids.get(rid) or self.index.rids.get(rid)
         if elsewhere is not None and elsewhere != key_hash:
             there = self.stored(elsewhere)
             if there is not None and there.rid == rid and self.now.judged < max(there.deadline, there.rid_until):
@@ -215,14 +215,20 @@ class Lessor(Holdings):
     def _wait(self, call: Call, request: LeaseRequest, ask: Ask, key_hash: bytes, refusal: Reply) -> None:
         """A caller that would be refused queues instead, if it asked to and what refuses it will pass."""
         older = self.queues.of_rid(ask.rid) if ask.rid else None
+        if older is not None and older.taken:
+            older = None
         if not request.wait or refusal["reason"] not in QUEUED_FOR:
             if older is not None:
-                self.lane.after(self._supersede, older, None)
+                self._take(older)
+                self.lane.after(self.queues.remove, older)
+                self.lane.after(self.answer_unknown, older.call, Unknown("superseded"))
             self.lane.after(self.refuse, call, refusal)
             return
         waiter = Waiter(call, request, ask, key_hash, self.now.boot + request.wait)
         if older is not None:
-            self.lane.after(self._supersede, older, waiter)
+            self.queues.replace(older, waiter)
+            self.lane.on_abort(lambda: self.queues.put_back(waiter, older))
+            self.lane.after(self.answer_unknown, older.call, Unknown("superseded"))
             return
         for limit, standing in (
             ("max_waiters_per_key", self.queues.length(key_hash)),
@@ -232,7 +238,8 @@ class Lessor(Holdings):
             most = getattr(self.limits, limit)
             if standing >= most:
                 raise PeerError("rate_limited", f"wait_seconds cannot be honoured: {most} callers wait already (limits.{limit})")
-        self.lane.after(self.queues.add, waiter)
+        self.queues.add(waiter)  # at once: a release later in this batch is for whoever queued before it
+        self.lane.on_abort(lambda: self.queues.remove(waiter))
 
     def end_wait(self, waiter: Waiter) -> None:
         """The wait is over: the refusal that stands now, or, if the key is free at this very moment, the grant."""
@@ -263,17 +270,6 @@ class Lessor(Holdings):
         except Unknown as unknown:
             return unknown
         return Unknown("full")
-
-    def _supersede(self, older: Waiter, newer: Waiter | None) -> None:
-        if older.gone:
-            if newer is not None:
-                self.queues.add(newer)
-            return
-        if newer is None:
-            self.queues.remove(older)
-        else:
-            self.queues.replace(older, newer)
-        self.answer_unknown(older.call, Unknown("superseded"))
 
     def hung_up(self, peer: Peer) -> None:
         """A connection is gone: its waiters leave their lines."""

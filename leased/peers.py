@@ -5,6 +5,7 @@ Identity is established once, when a connection is accepted, and passed inward a
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import socket
@@ -21,6 +22,7 @@ NOBODY_KNOWN: Final = ""  # the namespace of a peer that must bring an agent key
 _CREDENTIALS: Final = struct.Struct("3i")
 _SO_PEERGROUPS: Final = 59
 _SO_PEERPIDFD: Final = 77
+_GROUPS_AT_FIRST: Final = 64
 _MAX_GROUPS: Final = 65536  # NGROUPS_MAX of the kernel
 
 
@@ -62,16 +64,25 @@ def peer_pidfd(connection: socket.socket) -> int:
 
 def peer_groups(connection: socket.socket) -> frozenset[int]:
     """The supplementary groups of the connecting process.  Raises OSError."""
-    size = 64
-    while True:
-        try:
-            raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, size * 4)
-        except OSError as error:
-            if error.errno != 34 or size >= _MAX_GROUPS:  # ERANGE: more groups than we had room for
-                raise
-            size = _MAX_GROUPS
-        else:
-            return frozenset(struct.unpack(f"{len(raw) // 4}I", raw[: len(raw) // 4 * 4]))
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_AT_FIRST * 4)
+    except OSError as error:
+        if error.errno != errno.ERANGE:  # more groups than there was room for
+            raise
+        raw = _many_groups(connection.fileno())
+    return frozenset(struct.unpack(f"{len(raw) // 4}I", raw[: len(raw) // 4 * 4]))
+
+
+def _many_groups(descriptor: int) -> bytes:
+    """Python's own getsockopt takes at most 1,024 bytes, 256 groups; the kernel allows 65,536."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    room = ctypes.create_string_buffer(_MAX_GROUPS * 4)
+    size = ctypes.c_uint32(len(room))
+    if libc.getsockopt(descriptor, socket.SOL_SOCKET, _SO_PEERGROUPS, room, ctypes.byref(size)):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return room.raw[: size.value]
 
 
 def group_id(name: str, key: str) -> int:

@@ -75,6 +75,12 @@ class Queues:
         self._leave(older)
         self._enter(newer)
 
+    def put_back(self, newer: Waiter, older: Waiter) -> None:
+        """Take a `replace` back: its transaction has failed."""
+        if not newer.gone:
+            older.gone = False
+            self.replace(newer, older)
+
     def remove(self, waiter: Waiter) -> None:
         """Out of the queue; its place is dropped when the line reaches it.  Removing twice is harmless."""
         if waiter.gone:

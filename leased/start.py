@@ -17,8 +17,8 @@ import structlog
 
 from leased.lane import Outcome
 from leased.lessor import Lessor
-from leased.state.ledger import LedgerLease
-from leased.state.records import encode_lease
+from leased.state.ledger import LedgerLease, Op
+from leased.state.records import encode_lease, glances
 from leased.state.recovery import TakenOver
 
 log = structlog.get_logger()
@@ -35,6 +35,7 @@ class Step(Enum):
 class Start:
     def __init__(self, lessor: Lessor, taken: TakenOver, wait_out: float) -> None:
         self._lessor = lessor
+        lessor.journal.settle_with(taken.known)
         self._taken = taken
         self._configured = wait_out
         self._meta = taken.meta
@@ -54,7 +55,6 @@ class Start:
 
     def begin(self) -> None:
         """The first flush; the next tick sends it."""
-        self._lessor.journal.settle_with(self._taken.known)
         self._queue(self._taken.first)
 
     def _queue(self, ops: list[Any]) -> None:
@@ -84,7 +84,19 @@ class Start:
         if self.started or number < self._number:
             return
         self.error = self._lessor.journal.last_error
-        self._queue(self._taken.first if self.step is Step.FIRST_FLUSH else self._taken.second)
+        self._queue(self._still_so(self._taken.first) if self.step is Step.FIRST_FLUSH else self._taken.second)
+
+    def _still_so(self, ops: list[Op]) -> list[Op]:
+        """Without the leases that have ended since: their deletes are queued already, and a put after those would bring them back."""
+        leases = self._lessor.leases
+        kept = []
+        with leases.environment.begin() as transaction:
+            for op in ops:
+                raw = transaction.get(op[1], db=leases.leases) if op[0] == "put" else None
+                found = next(glances([(op[1], raw)]), None) if raw is not None else None
+                if op[0] != "put" or (raw is not None and (found is None or found[2] == op[2].lease.generation)):
+                    kept.append(op)  # one that cannot be read any more has its only copy here
+        return kept
 
     def tick(self, boot: float) -> None:
         if not self.started:

@@ -186,14 +186,17 @@ class Switches:
     # ---- the stores
 
     def _put(self, key: bytes, switch: Switch) -> None:
-        """Staged; a switch that says nothing any more (unarmed and never missed) is forgotten."""
+        """Staged, and known at once to later decisions of the same batch; a switch that says nothing any more (unarmed and never missed)
+        is forgotten."""
         lessor = self._lessor
+        before = self._all.get(key)
+        lessor.lane.on_abort(lambda: self._forget(key) if before is None else self._keep(key, before))
         if switch.armed or switch.missed_wall:
             lessor.lane.transaction.put(key, encode_switch(switch), db=lessor.leases.switches)
-            lessor.lane.after(self._keep, key, switch)
+            self._keep(key, switch)
         else:
             lessor.lane.transaction.delete(key, db=lessor.leases.switches)
-            lessor.lane.after(self._forget, key)
+            self._forget(key)
 
     def _keep(self, key: bytes, switch: Switch) -> None:
         if key not in self._all:

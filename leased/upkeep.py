@@ -47,7 +47,13 @@ class Upkeep:
         """The CLOCK_BOOTTIME at which `tick` wants to run again: at most a second away."""
         lessor = self.lessor
         wakes = [self._last_tick + TICK_SECONDS, self._again_at]
-        for wake in (lessor.index.next_due(), lessor.holds.next_bound(), lessor.queues.next_end(), self.switches.next_due()):
+        for wake in (
+            lessor.index.next_due(),
+            lessor.holds.next_bound(),
+            lessor.queues.next_end(),
+            self.switches.next_due(),
+            lessor.journal.next_try(),
+        ):
             if wake is not None:
                 wakes.append(wake)
         return min(wakes)
@@ -179,7 +185,6 @@ class Upkeep:
     def _take_back(self, holds: list[tuple[bytes, Hold]], reason: str) -> None:
         for key_hash, hold in holds:
             if self.lessor.lane.run(self._undo, key_hash, hold) is Outcome.COMMITTED:
-                self.lessor.holds.pop(key_hash)
                 self._tell_unknown(hold, reason)
             else:  # cannot be undone now: it stays marked, nothing true is said about it, and it is tried again
                 hold.bound = self.lessor.now.boot + RETRY_SECONDS
@@ -187,6 +192,7 @@ class Upkeep:
 
     def _undo(self, key_hash: bytes, hold: Hold) -> None:
         lessor = self.lessor
+        lessor.lane.after(lessor.holds.pop, key_hash)  # first: a waiter that gets the key now has a hold of its own
         record = lessor.stored(key_hash)
         if record is None or record.generation != hold.generation or not record.unflushed:
             return

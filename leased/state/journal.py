@@ -71,6 +71,11 @@ class Journal:
         """The start has read the ledger: `rows` are (generation, ttl) by key hash, and belong to the journal from now on."""
         self._flushed, self._uncertain = rows, {}
 
+    @property
+    def known(self) -> dict[bytes, tuple[int, float]]:
+        """What certainly is in the ledger: (generation, ttl) by key hash.  Not to be changed."""
+        return self._flushed
+
     def __len__(self) -> int:
         return len(self._queue) + len(self._flying or ())
 
@@ -160,6 +165,12 @@ class Journal:
                 if self._uncertain.get(op[1]) == op[2]:
                     del self._uncertain[op[1]]
         self._on_flushed(number)
+
+    def next_try(self) -> float | None:
+        """When a tick is wanted for what failed: at once to set the time of the next try, then at that time."""
+        if self._flying is not None or not (self._queue or self.unsettled):
+            return None
+        return 0.0 if self._retry_at == math.inf else self._retry_at
 
     def tick(self, now: float) -> None:
         """After a failure, sets when to try again: 0.1 s, doubling to 2 s."""

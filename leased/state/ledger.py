@@ -21,7 +21,7 @@ from leased.state.agent_records import Agent, decode_agent
 from leased.state.environment import FILE_MODE, each, open_environment, translated
 from leased.state.leases import Start
 from leased.state.outbox import OPS
-from leased.state.records import Glance, RecordDamaged, decode_lease, encode_lease, glance, seal, unseal
+from leased.state.records import RecordDamaged, decode_lease, encode_lease, seal, unseal
 
 FORMAT: Final = 1
 MAP_BYTES: Final = 1 << 36  # address space only: the file grows as it needs
@@ -31,6 +31,8 @@ TABLES: Final = ("meta", "leases", "billed", "outbox", "dead", "totals", "agents
 INITIALISED: Final = "initialised"
 _REMAINING = struct.Struct("<d")
 NOT_A_COPY: Final = -1.0
+LEASE_AT: Final = 1 + _REMAINING.size  # where the lease begins in a ledger record
+_NO_COPY: Final = _REMAINING.pack(NOT_A_COPY)
 
 
 class LedgerMeta(NamedTuple):
@@ -198,8 +200,11 @@ class Ledger:
 
     def _uncopy(self, transaction: Any, wait_out: float) -> None:
         """The clean mark is going: copies of short leases go with it, copies of long ones become ordinary records."""
-        for key_hash, entry, _ in list(self.rows(transaction)):
-            if entry is None or entry.remaining == NOT_A_COPY:
+        copies = [bytes(key) for key, raw in transaction.cursor(db=self.leases) if raw[1 : 1 + _REMAINING.size] != _NO_COPY]
+        for key_hash in copies:
+            try:
+                entry = decode_ledger_lease(bytes(transaction.get(key_hash, db=self.leases)))
+            except RecordDamaged:
                 continue
             if entry.lease.ttl <= wait_out:
                 transaction.delete(key_hash, db=self.leases)
@@ -229,13 +234,6 @@ def decode_ledger_lease(record: bytes) -> LedgerLease:
     if len(body) <= _REMAINING.size:
         raise RecordDamaged("a ledger lease is too short")
     return LedgerLease(decode_lease(body[_REMAINING.size :]), _REMAINING.unpack_from(body)[0])
-
-
-def glance_ledger_lease(record: bytes) -> Glance:
-    """As records.glance.  Raises RecordDamaged or StateRefused."""
-    if len(record) < 5 or record[0] != COPY_VERSION:
-        unseal(record, COPY_VERSION, "ledger lease")
-    return glance(record, 1 + _REMAINING.size)
 
 
 def write_initialised(directory: Path, install_id: str) -> None:

@@ -10,7 +10,8 @@ downgrade must be possible.  A reader that meets a version it does not know refu
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 from zlib import crc32
 
 from leased.digests import KEY_HASH_BYTES, PROOF_BYTES
@@ -25,6 +26,7 @@ _HEAD = struct.Struct(
 _GLANCE = struct.Struct("<BBQdd")
 _TOMBSTONE = struct.Struct(f"<B{KEY_HASH_BYTES}s{PROOF_BYTES}sd")
 _CRC = struct.Struct("<I")
+_RESIDUE: Final = 0x2144DF1C  # the CRC-32 of anything followed by its own CRC-32: no slice is needed to check one
 _HAS_RID, _HAS_SCOPE, _PRESENTED, _UNFLUSHED, _BIND_SHIFT = 1, 2, 4, 8, 4
 _NO_RID = bytes(16)
 
@@ -78,7 +80,7 @@ def encode_lease(lease: Lease) -> bytes:
 def decode_lease(record: bytes) -> Lease:
     """About 1.5 µs.  Raises RecordDamaged, or StateRefused for a version of the future."""
     size = len(record) - 4
-    if size < _HEAD.size or _CRC.unpack_from(record, size)[0] != crc32(record[:size]):
+    if size < _HEAD.size or crc32(record) != _RESIDUE:
         raise RecordDamaged(f"a lease record of {len(record)} bytes does not match its checksum")
     (version, flags, generation, ttl, deadline, sealed, rid_until, p_ttl, p_deadline, proof, rid, n_space, n_label, n_unit) = (
         _HEAD.unpack_from(record)
@@ -109,51 +111,42 @@ def decode_lease(record: bytes) -> Lease:
     )
 
 
-class Glance(NamedTuple):
-    """What the start needs of a record, without the cost of all of it: a million are looked at."""
+def glances(rows: Iterable[tuple[bytes, bytes]], at: int = 0) -> Iterator[tuple[bytes, bytes, int, float, float]]:
+    """(key, raw, generation, ttl, deadline) of every lease record that is sound: what a start needs of a million of them.
 
-    generation: int
-    ttl: float
-    deadline: float
-    unflushed: bool
-
-
-def glance(record: bytes, at: int = 0) -> Glance:
-    """The lease record that begins at byte `at` (within an envelope, whose checksum covers it).  Raises as decode_lease does."""
-    size = len(record) - 4
-    if size < at + _HEAD.size or _CRC.unpack_from(record, size)[0] != crc32(memoryview(record)[:size]):
-        raise RecordDamaged(f"a lease record of {len(record)} bytes does not match its checksum")
-    version, flags, generation, ttl, deadline = _GLANCE.unpack_from(record, at)
-    if version != LEASE_VERSION:
-        raise _future("lease", version)
-    return Glance(generation, ttl, deadline, bool(flags & _UNFLUSHED))
+    `at`: where the lease begins within an envelope, whose checksum covers it.  Raises StateRefused for a version of the future.
+    """
+    unpack, least = _GLANCE.unpack_from, at + _HEAD.size + 4
+    for key, raw in rows:
+        if len(raw) < least or crc32(raw) != _RESIDUE:
+            continue
+        version, _, generation, ttl, deadline = unpack(raw, at)
+        if version != LEASE_VERSION:
+            raise _future("lease", version)
+        yield key, raw, generation, ttl, deadline
 
 
-class Entry(NamedTuple):
-    """What the index needs of a record."""
-
-    generation: int
-    deadline: float
-    namespace: bytes
-    scope: bytes | None
-    rid: bytes
-    unflushed: bool
+Entry = tuple[bytes, int, float, bytes, bytes | None, bytes, bool]
+"""(key, generation, deadline, namespace, scope, request id, unflushed): what the index needs of a record."""
 
 
-def entry(record: bytes) -> Entry:
-    """Raises as decode_lease does."""
-    size = len(record) - 4
-    if size < _HEAD.size or _CRC.unpack_from(record, size)[0] != crc32(memoryview(record)[:size]):
-        raise RecordDamaged(f"a lease record of {len(record)} bytes does not match its checksum")
-    version, flags, generation, _, deadline, _, _, _, _, _, rid, n_space, n_label, n_unit = _HEAD.unpack_from(record)
-    if version != LEASE_VERSION:
-        raise _future("lease", version)
-    at = _HEAD.size
-    unit_at = at + n_space + n_label
-    if unit_at + n_unit != size:
-        raise RecordDamaged("a lease record has text of the wrong length")
-    scope = record[unit_at:size] if flags & _HAS_SCOPE else None
-    return Entry(generation, deadline, record[at : at + n_space], scope, rid if flags & _HAS_RID else b"", bool(flags & _UNFLUSHED))
+def entries(rows: Iterable[tuple[bytes, bytes]], damaged: Callable[[bytes], None]) -> Iterator[Entry]:
+    """Every lease record; `damaged` is told the keys of those that cannot be read.  Raises StateRefused for a version of the future."""
+    unpack, head = _HEAD.unpack_from, _HEAD.size
+    for key, raw in rows:
+        size = len(raw) - 4
+        if size < head or crc32(raw) != _RESIDUE:
+            damaged(key)
+            continue
+        version, flags, generation, _, deadline, _, _, _, _, _, rid, n_space, n_label, n_unit = unpack(raw)
+        if version != LEASE_VERSION:
+            raise _future("lease", version)
+        label_at = head + n_space
+        if label_at + n_label + n_unit != size:
+            damaged(key)
+            continue
+        scope = raw[label_at + n_label : size] if flags & _HAS_SCOPE else None
+        yield key, generation, deadline, raw[head:label_at], scope, rid if flags & _HAS_RID else b"", bool(flags & _UNFLUSHED)
 
 
 def encode_tombstone(tombstone: Tombstone) -> bytes:
@@ -162,7 +155,7 @@ def encode_tombstone(tombstone: Tombstone) -> bytes:
 
 
 def decode_tombstone(record: bytes) -> Tombstone:
-    if len(record) != _TOMBSTONE.size + 4 or _CRC.unpack_from(record, _TOMBSTONE.size)[0] != crc32(record[:-4]):
+    if len(record) != _TOMBSTONE.size + 4 or crc32(record) != _RESIDUE:
         raise RecordDamaged("a tombstone does not match its checksum")
     version, key_hash, holder_hash, until = _TOMBSTONE.unpack_from(record)
     if version != TOMBSTONE_VERSION:
@@ -178,7 +171,7 @@ def seal(version: int, body: bytes) -> bytes:
 
 def unseal(record: bytes, version: int, what: str) -> bytes:
     """The body again.  Raises RecordDamaged, or StateRefused for a version of the future."""
-    if len(record) < 5 or _CRC.unpack_from(record, len(record) - 4)[0] != crc32(record[:-4]):
+    if len(record) < 5 or crc32(record) != _RESIDUE:
         raise RecordDamaged(f"the {what} record does not match its checksum")
     if record[0] != version:
         raise _future(what, record[0])

@@ -16,16 +16,17 @@ The wait counts from now, when this process holds the locks, never from the boot
 from __future__ import annotations
 
 import secrets
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from leased.errors import StateRefused
 from leased.model import MAX_TTL_SECONDS, Lease
 from leased.state.leases import Leases, LeasesMeta, Start
-from leased.state.ledger import INITIALISED, NOT_A_COPY, Ledger, LedgerLease, LedgerMeta, Op, glance_ledger_lease
-from leased.state.records import Glance, RecordDamaged, decode_lease, encode_lease, glance
+from leased.state.ledger import INITIALISED, LEASE_AT, NOT_A_COPY, Ledger, LedgerLease, LedgerMeta, Op
+from leased.state.records import RecordDamaged, decode_lease, encode_lease, glances
 from leased.state.switch_records import decode_switch, encode_switch
 
 NEVER_STARTED: Final = Start(0, "")
+UNREADABLE: Final = b"\0"  # no record is as short: its reader sets the key aside
 
 
 class TakenOver(NamedTuple):
@@ -68,7 +69,7 @@ def take_over(leases: Leases, ledger: Ledger, *, wait_out: float, boot: float, b
     number = 1 + max(meta.start.number, meta.next_start.number, theirs.start.number if theirs else 0)
     following = Start(number, secrets.token_hex(16))
     second: list[Op] = [
-        ("uncopy", in_force),
+        *([("uncopy", in_force)] if theirs is not None and theirs.clean else []),
         ("mark", last),  # a generation of a lease nobody was told of may stand above the mark; from now on it may be told
         (
             "meta",
@@ -98,13 +99,14 @@ def take_over(leases: Leases, ledger: Ledger, *, wait_out: float, boot: float, b
 
 
 class _Found(NamedTuple):
-    """`rows` None: `leases` is kept as it is; otherwise it is emptied and these go in."""
+    """`rows` None: `leases` is kept as it is; otherwise it is emptied and these go in.  A row that is None was damaged in the ledger: it goes
+    in as a record nobody can read, so that its key is set aside for as long as it may have been promised."""
 
     meta: LeasesMeta
     story: str
     wait_out: float
     no_grant_before: float
-    rows: dict[bytes, Lease] | None = None
+    rows: dict[bytes, Lease | None] | None = None
 
 
 def _usable(leases: Leases, boot: float, boot_id: str) -> tuple[LeasesMeta | None, str]:
@@ -123,10 +125,10 @@ def _usable(leases: Leases, boot: float, boot_id: str) -> tuple[LeasesMeta | Non
     return meta, ""
 
 
-def _read(ledger: Ledger) -> dict[bytes, LedgerLease]:
-    """Damaged rows are left out: a long lease that cannot be read cannot be honoured; fsck and the log name them."""
+def _read(ledger: Ledger) -> dict[bytes, LedgerLease | None]:
+    """None where a row is damaged: whose lease it was cannot be told, but its key can."""
     with ledger.environment.begin() as transaction:
-        return {key_hash: entry for key_hash, entry, _ in ledger.rows(transaction) if entry is not None}
+        return {key_hash: entry for key_hash, entry, _ in ledger.rows(transaction)}
 
 
 def _first_start(leases: Leases, ledger: Ledger, lost_because: str, wait_out: float, boot: float, boot_id: str) -> _Found:
@@ -166,10 +168,11 @@ def _compare(
     seconds = max(theirs.wait_out, wait_out)
     if theirs.clean:
         same_boot = theirs.boot_id == boot_id
-        rows = {key_hash: back for key_hash, entry in entries.items() if (back := _copied(entry, same_boot, boot)) is not None}
+        copies = {key_hash: entry and _copied(entry, same_boot, boot) for key_hash, entry in entries.items()}
+        rows = {key_hash: copy for key_hash, copy in copies.items() if copy is not None or entries[key_hash] is None}
         story = f"stopped in order; the volatile state is made anew ({why})"
         return _Found(anew, story, theirs.wait_out, boot + seconds if ours is not None else 0.0, rows)
-    rows = {key_hash: _full(entry.lease, boot) for key_hash, entry in entries.items()}
+    rows = {key_hash: entry and _full(entry.lease, boot) for key_hash, entry in entries.items()}
     return _Found(anew, f"the volatile state is made anew ({why}): waiting out", theirs.wait_out, boot + seconds, rows)
 
 
@@ -211,7 +214,7 @@ def _store(leases: Leases, ledger: Ledger, found: _Found, meta: LeasesMeta, boot
             for table in (leases.leases, leases.tombstones, leases.meta, leases.events, leases.billed, leases.switches):
                 transaction.drop(table, delete=False)
             for key_hash, lease in found.rows.items():
-                transaction.put(key_hash, encode_lease(lease), db=leases.leases)
+                transaction.put(key_hash, UNREADABLE if lease is None else encode_lease(lease), db=leases.leases)
             leases.put_last(transaction, last)
             with ledger.environment.begin() as reading:
                 for key, record in reading.cursor(db=ledger.switches):
@@ -235,43 +238,39 @@ def _of_another_boot(record: bytes) -> bytes:
 
 def _missing(leases: Leases, ledger: Ledger, wait_out: float, boot: float) -> tuple[list[Op], dict[bytes, tuple[int, float]]]:
     """What the ledger lacks: every live lease above `wait_out`; and what it should not have: records of leases that are no more.
-    With it, what the ledger holds.  Both tables are in the order of their keys, so one walk over the two is enough."""
+    With it, what the ledger holds, in the order of its keys.  Both tables are in that order, so one walk over the two is enough."""
     ops: list[Op] = []
     known: dict[bytes, tuple[int, float]] = {}
     ttls: dict[float, float] = {}  # a million leases have few different ttls: one float object for each
     with leases.environment.begin() as ours, ledger.environment.begin() as theirs:
-        rows = ours.cursor(db=leases.leases)
-        there = rows.first()
-        for key_hash, raw in theirs.cursor(db=ledger.leases):
-            while there and rows.key() < key_hash:
-                _lacking(ops, rows, None, wait_out, boot)
-                there = rows.next()
-            try:
-                held = glance_ledger_lease(raw)
-            except RecordDamaged:
+        rows = glances(ours.cursor(db=leases.leases))
+        row = next(rows, None)
+        for key_hash, _, generation, ttl, _ in glances(theirs.cursor(db=ledger.leases), LEASE_AT):
+            # A copy of a short lease goes with the clean mark, so a ttl up to `wait_out` is nothing to rely on later.
+            certain = ttl if ttl > wait_out else 0.0
+            known[key_hash] = (generation, ttls.setdefault(certain, certain))
+            while row is not None and row[0] < key_hash:
+                _put_if_long(ops, row, wait_out, boot)
+                row = next(rows, None)
+            if row is None or row[0] != key_hash:
+                if (
+                    ours.get(key_hash, db=leases.leases) is None
+                ):  # else: one that cannot be read, and this may be the only account of it
+                    ops.append(("del", key_hash, generation))
                 continue
-            known[key_hash] = (held.generation, ttls.setdefault(held.ttl, held.ttl))
-            live = None
-            if there and rows.key() == key_hash:
-                live = _lacking(ops, rows, held, wait_out, boot)
-                there = rows.next()
-            if live != held.generation:
-                ops.append(("del", key_hash, held.generation))
-        while there:
-            _lacking(ops, rows, None, wait_out, boot)
-            there = rows.next()
+            if row[2] != generation or row[4] <= boot:
+                ops.append(("del", key_hash, generation))
+                _put_if_long(ops, row, wait_out, boot)
+            elif row[3] > ttl:
+                _put_if_long(ops, row, wait_out, boot)
+            row = next(rows, None)
+        while row is not None:
+            _put_if_long(ops, row, wait_out, boot)
+            row = next(rows, None)
     return ops, known
 
 
-def _lacking(ops: list[Op], row: Any, held: Glance | None, wait_out: float, boot: float) -> int | None:
-    """Put the lease under the cursor if the ledger lacks it.  Returns its generation if it is live and can be read."""
-    raw = row.value()
-    try:
-        lease = glance(raw)
-    except RecordDamaged:
-        return None
-    if lease.deadline <= boot:
-        return None
-    if lease.ttl > wait_out and (held is None or held.generation != lease.generation or held.ttl < lease.ttl):
-        ops.append(("put", row.key(), LedgerLease(decode_lease(raw))))
-    return lease.generation
+def _put_if_long(ops: list[Op], row: tuple[bytes, bytes, int, float, float], wait_out: float, boot: float) -> None:
+    key_hash, raw, _, ttl, deadline = row
+    if ttl > wait_out and deadline > boot:
+        ops.append(("put", key_hash, LedgerLease(decode_lease(raw))))
