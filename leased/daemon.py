@@ -41,6 +41,7 @@ from leased.state.journal import Journal
 from leased.state.leases import Leases
 from leased.state.ledger import INITIALISED, Ledger, write_initialised
 from leased.state.outbox import read_state
+from leased.state.probe import probe
 from leased.state.recovery import TakenOver, take_over
 from leased.state.writer import WriterThread
 from leased.stop import copy_out
@@ -315,6 +316,7 @@ def open_daemon(config: Config, notifier: Notifier, clock: Clock | None = None) 
     clock = clock or HostClock()
     check_wall(clock.now().wall)
     locks = [DirectoryLock(config.state_dir), DirectoryLock(config.runtime_dir)]
+    _prove(config)
     ledger = Ledger(config.state_dir)
     leases = _open_leases(config)
     try:
@@ -333,14 +335,32 @@ def open_daemon(config: Config, notifier: Notifier, clock: Clock | None = None) 
     return Daemon(config, clock, locks, leases, ledger, taken, notifier)
 
 
+def _prove(config: Config) -> None:
+    """A destroyed page would end this process with a signal, or an error that no restart mends, at every start.  A child reads both files first:
+    a ledger that it cannot read is refused, a volatile state is discarded like one that LMDB cannot open."""
+    data = config.state_dir / "data.mdb"
+    if _written(data) and (said := probe(config.state_dir)):
+        raise StateRefused(f"{data} is damaged ({said}): run `leased fsck`, then restore a backup, or move the directory away")
+    if _written(config.runtime_dir / "data.mdb") and (said := probe(config.runtime_dir)):
+        _discard(config, said)
+
+
+def _written(data: Path) -> bool:
+    return data.exists() and data.stat().st_size > 0
+
+
+def _discard(config: Config, why: str) -> None:
+    log.warning("leases.discarded", error=why)
+    for name in ("data.mdb", "lock.mdb"):
+        (config.runtime_dir / name).unlink(missing_ok=True)
+
+
 def _open_leases(config: Config) -> Leases:
     """A volatile state that LMDB cannot open is worth nothing: it is made anew, and the ledger's rules say what waits for it."""
     try:
         return Leases(config.runtime_dir, config.max_leases)
     except StateRefused as error:
-        log.warning("leases.discarded", error=str(error))
-        for name in ("data.mdb", "lock.mdb"):
-            (config.runtime_dir / name).unlink(missing_ok=True)
+        _discard(config, str(error))
         return Leases(config.runtime_dir, config.max_leases)
 
 

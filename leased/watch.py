@@ -15,6 +15,7 @@ from leased.lessor import Lessor
 from leased.model import Lease, Reply
 
 MAX_UNREAD_BYTES: Final = 48 * 1024  # of one watcher, below what stops the connection's own requests
+MAX_BURST_BYTES: Final = 512 * 1024  # of one decision: a scope of thousands may end at once, and a quick reader is told of each
 
 
 class WatchingPeer(Protocol):
@@ -22,6 +23,7 @@ class WatchingPeer(Protocol):
 
     watch: Any
     out_bytes: int
+    unread_bytes: int
 
     def notify(self, method: str, params: Reply) -> int: ...
 
@@ -46,7 +48,7 @@ class Watch:
 
     def tell(self, event: Reply) -> None:
         self.seq += 1
-        if self.missed_from or self.peer.out_bytes > MAX_UNREAD_BYTES:
+        if self.missed_from or self.peer.unread_bytes > MAX_UNREAD_BYTES or self.peer.out_bytes > MAX_BURST_BYTES:
             self.missed_from = self.missed_from or self.seq
             return
         self.peer.notify("event", {"seq": self.seq, **event})

@@ -10,7 +10,11 @@ from typing import Any, Final
 from leased.doors.http import IDLE_SECONDS, LINGER_SECONDS, REMOTE, UNREAD_SECONDS, HttpDoor, HttpPeer
 from leased.doors.rpc import RpcPeer
 
-KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # seconds; a dead host is seen in 30
+KEEPALIVE: Final = (
+    (socket.TCP_KEEPIDLE, 15),
+    (socket.TCP_KEEPINTVL, 5),
+    (socket.TCP_KEEPCNT, 3),
+)  # seconds; a dead host is seen in 30
 LINGERING: Final = (-2, 0)
 AnyPeer = RpcPeer | HttpPeer
 
@@ -19,7 +23,7 @@ class Line:
     """A client's socket with its peer.  `mask` is what the epoll watches for, `extra` what it watches for besides.  `caller` is who
     answers for it: a uid, or the address it came from."""
 
-    __slots__ = ("caller", "extra", "first", "mask", "peer", "quiet", "seen", "since", "socket")
+    __slots__ = ("caller", "extra", "first", "mask", "message", "peer", "quiet", "seen", "since", "socket")
 
     def __init__(self, connection: socket.socket, peer: AnyPeer, caller: Hashable, extra: int) -> None:
         self.socket = connection
@@ -30,6 +34,7 @@ class Line:
         self.quiet = 0.0
         self.mask = select.EPOLLIN
         self.first = True
+        self.message = -1  # which one is unfinished, by how many had begun before it
         self.since = 0.0  # when the message that is unfinished now began, 0.0 when none is
 
 

@@ -14,6 +14,8 @@ from leased.model import Identity, Reply
 from leased.schema import parse
 
 MESSAGES_AT_ONCE: Final = 64  # of one connection in one batch: one peer's pipeline must not become everybody's latency
+LARGE: Final = frozenset({"list", "resume_packet"})  # an answer may be a thousand times its request, and takes milliseconds
+VIEWS: Final = LARGE | {"check", "info", "usage", "watch", "unwatch"}  # change nothing: not looked up for who has hung up
 MAX_UNSENT_BYTES: Final = 64 * 1024  # answers that wait to be read; past it nothing more is taken from this peer
 
 Known = Callable[[str, Identity, Hashable], Identity]
@@ -42,6 +44,15 @@ class Allowance:
         self._left -= 1
 
 
+class Room:
+    """How many large answers this turn may still give, over all connections."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = 1
+
+
 class RpcPeer:
     """One connection as the middle sees it (`calls.Peer`): a list of answers not sent yet, and the frames not understood yet.
 
@@ -51,9 +62,11 @@ class RpcPeer:
 
     __slots__ = (
         "_frames",
+        "_later",
         "_schedule",
         "allowance",
         "begin_proof",
+        "begun",
         "bound",
         "challenged",
         "closed",
@@ -69,13 +82,14 @@ class RpcPeer:
         "probe",
         "process",
         "proven",
+        "room",
         "scheduled",
         "undelivered",
+        "unread_bytes",
         "watch",
     )  # fmt: skip
 
     local = True
-    begun = 0
     idle = more = stalled = waits = False  # an HTTP connection can be in these states, see http.py
 
     def __init__(
@@ -93,6 +107,7 @@ class RpcPeer:
         self.undelivered: list[tuple[bytes, int]] = []
         self.bound: dict[bytes, int] = {}
         self.watch: Any = None
+        self.unread_bytes = 0  # of `out_bytes`, what the last attempt to send left behind
         self.process: Any = None
         self.allowance: Allowance | None = None
         self.challenged: Challenge | None = None
@@ -103,6 +118,9 @@ class RpcPeer:
         self.pidfd = pidfd
         self._schedule = schedule
         self._frames = frames.Requests()
+        self._later: list[frames.Request] = []  # taken from the frames, but a large answer comes first
+        self.room = Room()
+        self.begun = 0  # messages
 
     # ---- bytes in
 
@@ -110,15 +128,32 @@ class RpcPeer:
         self._frames.feed(chunk)
 
     def take(self, batch: list[Call]) -> bool:
-        """Append up to MESSAGES_AT_ONCE calls.  True when there may be more to take without reading.  Mistakes are answered here."""
+        """Append up to MESSAGES_AT_ONCE calls, of those with large answers at most one, and none when this turn has no room for it.
+        True when there may be more to take without reading.  Mistakes are answered here."""
         if self.ending:
             return False
-        try:
-            messages = self._frames.take(MESSAGES_AT_ONCE)
-        except frames.FrameError as error:
-            self.refuse_connection(error)
-            return False
-        for msgid, method, params in messages:
+        messages = self._later
+        if messages:
+            self._later = []
+        else:
+            try:
+                messages = self._frames.take(MESSAGES_AT_ONCE)
+            except frames.FrameError as error:
+                self.refuse_connection(error)
+                return False
+            self.begun += len(messages)
+        gone = self.probe is gone_for_good
+        large = False
+        for at, (msgid, method, params) in enumerate(messages):
+            if method in VIEWS:
+                if gone:
+                    continue
+                if method in LARGE:
+                    if large or not self.room.left:
+                        self._later = messages[at:]
+                        return True
+                    large = True
+                    self.room.left -= 1
             try:
                 if self.allowance is not None:
                     self.allowance.spend()
@@ -254,6 +289,11 @@ class RpcPeer:
         if not self.scheduled:
             self.scheduled = True
             self._schedule(self)
+
+
+def gone_for_good() -> bool:
+    """The probe of a connection that is known to have been hung up."""
+    return True
 
 
 def nobody_known(*_: object) -> Identity:

@@ -22,12 +22,13 @@ from leased.config_keys import Limits
 from leased.doors.http import REMOTE, HttpDoor
 from leased.doors.lines import LINGERING, AnyPeer, Line, http_peer, hung_up, overdue, tuned
 from leased.doors.proof import MAX_PROOF_SECONDS, Challenge
-from leased.doors.rpc import Allowance, Known, RpcPeer, nobody_known
+from leased.doors.rpc import Allowance, Known, Room, RpcPeer, gone_for_good, nobody_known
 from leased.errors import PeerError
 from leased.peers import Policy, peer_pidfd
 
 log = structlog.get_logger()
 
+LARGE_AT_ONCE: Final = 4  # answers of one turn that may be a page of `list`: milliseconds each, which all others wait
 READ_BYTES: Final = 64 * 1024
 ACCEPTED_AT_ONCE: Final = 64
 EVENTS_BESIDE_CLIENTS: Final = 256  # listeners and pidfds in one turn; every client has a place of its own
@@ -58,9 +59,11 @@ class Switchboard:
         self._scheduled: list[AnyPeer] = []
         self._line_of: dict[AnyPeer, Line] = {}
         self._http_lines: set[Line] = set()
-        self._backlog: set[Line] = set()
+        self._backlog: dict[Line, None] = {}  # in order: whoever was served last comes last
+        self._room = Room()
         self._unfinished: set[Line] = set()
         self.paused = False
+        self._short = False  # of descriptors, since this was logged
         self.accepted = 0
         self.turned_away = 0
 
@@ -93,8 +96,10 @@ class Switchboard:
         events = self.epoll.poll(0, len(self._lines) + EVENTS_BESIDE_CLIENTS)
         batch: list[Call] = []
         ended: list[Line] = []
+        calling: list[socket.socket] = []
+        self._room.left = LARGE_AT_ONCE
         if self._backlog:
-            backlog, self._backlog = self._backlog, set()
+            backlog, self._backlog = self._backlog, {}
             for line in backlog:
                 self._take(line, batch)
         if self._others:  # the dead first: what they held may be what the living ask for now
@@ -106,12 +111,12 @@ class Switchboard:
             line = self._lines.get(descriptor)  # type: ignore[assignment]
             if line is None:
                 if descriptor in self._listeners:
-                    self._accept(self._listeners[descriptor])
+                    calling.append(self._listeners[descriptor])
                 continue
             if event & _OUT:
                 self._send(line)
             if event & _GONE or (event & _HALF and line.peer.waits):
-                line.peer.probe = _yes
+                line.peer.probe = gone_for_good
                 while self._read(line, batch):  # what it sent before it hung up still counts: releases above all
                     pass
                 ended.append(line)
@@ -121,7 +126,7 @@ class Switchboard:
             self._decide(batch, judged)
         self.flush()
         for line in ended:
-            if line.peer.probe is _yes:
+            if line.peer.probe is gone_for_good:
                 self.close(line)
             elif not line.peer.closed:
                 line.extra = 0
@@ -129,6 +134,8 @@ class Switchboard:
                 line.peer.drain()
         if ended:
             self.flush()  # what they held has gone to others
+        for listener in calling:  # last, so that whoever has gone has made room
+            self._accept(listener)
         return bool(events or batch)
 
     def _read(self, line: Line, batch: list[Call]) -> bool:
@@ -140,7 +147,7 @@ class Switchboard:
             else:
                 chunk = line.socket.recv(READ_BYTES)
         except BlockingIOError:
-            return peer.probe is not _yes
+            return peer.probe is not gone_for_good
         except OSError:
             return False
         if not chunk:
@@ -157,19 +164,19 @@ class Switchboard:
         peer = line.peer
         if peer.closed:
             return
-        if peer.probe is _yes:
+        if peer.probe is gone_for_good:
             while peer.take(batch):
                 pass
         elif peer.full:  # it does not read: nothing is taken from it until it has, see _send
             self._watch(line, _OUT)
         elif peer.take(batch):
-            self._backlog.add(line)
-        elif peer.unfinished != (line in self._unfinished):
-            if peer.unfinished:
-                self._unfinished.add(line)
-                line.since = 0.0
-            else:
-                self._unfinished.discard(line)
+            self._backlog[line] = None
+        elif not peer.unfinished:
+            self._unfinished.discard(line)
+        elif line not in self._unfinished or line.message != peer.begun:  # another message than the one before
+            self._unfinished.add(line)
+            line.message = peer.begun
+            line.since = 0.0
         if peer.stalled:
             self._watch(line, 0)
 
@@ -203,11 +210,11 @@ class Switchboard:
                 return
             if sent < len(packed):
                 peer.out = [packed[sent:]]
-                peer.out_bytes = len(packed) - sent
+                peer.out_bytes = peer.unread_bytes = len(packed) - sent
                 self._watch(line, _OUT if peer.full or peer.ending or peer.draining else _IN | _OUT)
                 return
             peer.out = []
-            peer.out_bytes = 0
+            peer.out_bytes = peer.unread_bytes = 0
             if peer.undelivered:
                 peer.delivered()
             if peer.watch is not None:
@@ -219,7 +226,7 @@ class Switchboard:
                 self.close(line)
         elif line.mask & _OUT:
             self._watch(line, 0 if peer.draining else _IN)
-            self._backlog.add(line)
+            self._backlog[line] = None
         elif peer.more or (line.mask == 0 and not peer.stalled and not peer.draining):
             self._watch(line, _OUT if peer.draining else _IN | _OUT)  # which is ready at once: the next turn goes on with it
 
@@ -247,6 +254,9 @@ class Switchboard:
             try:
                 connection, _ = listener.accept()
             except BlockingIOError:
+                if self._short:
+                    self._short = False
+                    log.info("accept.resumed")
                 return
             except OSError as error:
                 if error.errno in _FULL:
@@ -293,6 +303,7 @@ class Switchboard:
         peer.begin_proof = lambda: Challenge(connection, identity.pid)
         peer.proven = self.proven
         peer.known = self.known
+        peer.room = self._room
         if self._limits.requests_per_second_per_uid:
             if caller not in self._allowances:
                 self._allowances[caller] = Allowance(self._limits.requests_per_second_per_uid)
@@ -322,7 +333,7 @@ class Switchboard:
         self._hung_up(peer)
         descriptor = line.socket.fileno()
         del self._lines[descriptor], self._line_of[peer]
-        self._backlog.discard(line)
+        self._backlog.pop(line, None)
         self._unfinished.discard(line)
         self._of_caller[line.caller] -= 1
         if not self._of_caller[line.caller]:
@@ -337,7 +348,9 @@ class Switchboard:
         """No descriptor left: clients wait in the backlog, where they lose nothing, until one is free or the next second."""
         if not self.paused:
             self.paused = True
-            log.warning("accept.paused", error=error.strerror)
+            if not self._short:
+                self._short = True
+                log.warning("accept.paused", error=error.strerror)
             for descriptor in self._listeners:
                 self.epoll.unregister(descriptor)
 
@@ -386,7 +399,3 @@ class Switchboard:
         self.flush()
         for line in list(self._lines.values()):
             self.close(line)
-
-
-def _yes() -> bool:
-    return True
