@@ -23,6 +23,7 @@ class Peer(Protocol):
     bound: dict[bytes, int]
     undelivered: list[tuple[bytes, int]]
     out_bytes: int
+    unread_bytes: int
 
     def answer(self, call: Call, reply: Reply) -> None: ...
 
