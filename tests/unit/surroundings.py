@@ -91,15 +91,30 @@ class Unallocated(Leases):
 
 
 class Refusing:
-    """Stands before an LMDB environment and fails its write transactions."""
+    """Stands before an LMDB environment and fails its write transactions, when they begin or when they are committed."""
 
-    def __init__(self, environment: Any) -> None:
+    def __init__(self, environment: Any, at: str) -> None:
         self._environment = environment
+        self._at = at
 
     def begin(self, *arguments: Any, **options: Any) -> Any:
-        if options.get("write"):
+        if not options.get("write"):
+            return self._environment.begin(*arguments, **options)
+        if self._at == "begin":
             raise lmdb.DiskError("no room")
-        return self._environment.begin(*arguments, **options)
+        return _Uncommitted(self._environment.begin(*arguments, **options))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._environment, name)
+
+
+class _Uncommitted:
+    def __init__(self, transaction: Any) -> None:
+        self._transaction = transaction
+
+    def commit(self) -> None:
+        self._transaction.abort()
+        raise lmdb.MapFullError("no room")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transaction, name)

@@ -122,3 +122,19 @@ def test_nothing_grows_with_waiters_that_come_and_go() -> None:
     assert queues.first(KEY) is stays
     queues.remove(stays)
     assert (queues._lines, queues._lengths, queues._spaces, queues._of_peer, queues._of_rid) == ({}, {}, {}, {}, {})
+
+
+def test_a_repeat_whose_transaction_failed_gives_the_place_back() -> None:
+    queues, peer = Queues(), Line()
+    first, second = waiter(peer, rid=b"r"), waiter(peer)
+    queues.add(first)
+    queues.add(second)
+    again = waiter(peer, rid=b"r", until=50.0)
+    queues.replace(first, again)
+    queues.put_back(again, first)
+    assert again.gone
+    assert not first.gone
+    assert queues.first(KEY) is first
+    assert queues.of_rid(b"r") is first
+    assert queues.total == 2
+    assert queues.ended(10.0).count(first) == 1

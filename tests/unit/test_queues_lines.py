@@ -126,13 +126,26 @@ def test_a_waiter_on_a_record_that_was_damaged_is_answered_when_its_wait_ends(w:
     assert (reply["acquired"], reply["reason"]) == (None, "damaged")
 
 
-def test_a_batch_that_cannot_be_written_leaves_every_waiter_in_its_place(w: World) -> None:
+@pytest.mark.parametrize("at", ["begin", "commit"])
+def test_a_batch_that_cannot_be_written_leaves_every_waiter_in_its_place(w: World, at: str) -> None:
     w.granted("A", 20)
     first = waits(w, "B")
-    with volatile_state_fails(w):
+    with volatile_state_fails(w, at):
         reply = w.release("A")
         assert reply is not None
         assert reply["released"] is None
         assert first not in w.answers
     w.release("A")
     assert w.answers[first]["acquired"] is True
+
+
+@pytest.mark.parametrize("at", ["begin", "commit"])
+def test_a_repeat_that_could_not_be_written_leaves_the_first_call_waiting_and_each_is_answered_once(w: World, at: str) -> None:
+    w.granted("A", 20)
+    first = waits(w, "B", 10.0, request_id=RID)
+    with volatile_state_fails(w, at):
+        (again,) = w.decide(("B", LeaseRequest("k", "B", 20.0, wait=10.0, request_id=RID)))
+    assert w.answers[again]["acquired"] is None
+    assert first not in w.answers
+    w.pass_time(11)
+    assert w.answers[first]["acquired"] is False

@@ -408,11 +408,11 @@ def _empty(directory: Path) -> None:
 
 
 @contextmanager
-def volatile_state_fails(world: World) -> Iterator[None]:
-    """Nothing can be written to `leases` meanwhile."""
+def volatile_state_fails(world: World, at: str = "begin") -> Iterator[None]:
+    """Nothing can be written to `leases` meanwhile: transactions fail as they begin, or only at their commit."""
     leases: Any = world.leases
     environment = leases.environment
-    leases.environment = Refusing(environment)
+    leases.environment = Refusing(environment, at)
     try:
         yield
     finally:
