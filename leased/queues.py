@@ -113,12 +113,12 @@ class Queues:
 
     def ended(self, now: float) -> list[Waiter]:
         """Those whose wait is over.  They are still in the queue: `remove` them when answered."""
-        found = []
+        found: dict[Waiter, None] = {}  # one that was put back is in the heap twice
         while self._ends and self._ends[0][0] <= now:
             waiter = heappop(self._ends)[2]
             if not waiter.gone:
-                found.append(waiter)
-        return found
+                found[waiter] = None
+        return list(found)
 
     def _enter(self, waiter: Waiter) -> None:
         self.total += 1

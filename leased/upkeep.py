@@ -20,7 +20,7 @@ from leased.holds import NEVER, Hold
 from leased.lane import Outcome
 from leased.lessor import Lessor
 from leased.start import Start
-from leased.state.records import encode_lease
+from leased.state.records import RecordDamaged, decode_tombstone, encode_lease
 from leased.switches import Switches
 
 log = structlog.get_logger()
@@ -238,7 +238,9 @@ class Upkeep:
         transaction = lessor.lane.transaction
         lessor.leases.put_tick(transaction, lessor.now.boot)
         for rid in rids:
-            transaction.delete(rid, db=lessor.leases.tombstones)
+            raw = transaction.get(rid, db=lessor.leases.tombstones)
+            if raw is not None and not _kept(raw, lessor.now.boot):
+                transaction.delete(rid, db=lessor.leases.tombstones)
         for key_hash in healed:
             transaction.delete(key_hash, db=lessor.leases.leases)
             lessor.lane.after(lessor.damaged.pop, key_hash)
@@ -246,3 +248,11 @@ class Upkeep:
     def _raise_mark(self) -> None:
         if self.start.ledger_written:
             self.lessor.raise_mark()
+
+
+def _kept(raw: bytes, boot: float) -> bool:
+    """A request_id used again after its time has a row of its own under the same name, with a bucket of its own."""
+    try:
+        return decode_tombstone(raw).until > boot
+    except RecordDamaged:
+        return False
