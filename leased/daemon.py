@@ -23,16 +23,15 @@ from leased.calls import Call
 from leased.clock import Clock, HostClock
 from leased.config import Config
 from leased.digests import Digests
-from leased.doors.http import HttpDoor
 from leased.doors.lines import AnyPeer
 from leased.doors.listen import bind_tcp, bind_unix
-from leased.doors.pages import pages
+from leased.doors.pages import http_door
 from leased.doors.unix import Switchboard
 from leased.errors import StateRefused, StoreError
 from leased.gate import Gate
 from leased.generations import Generations, check_wall
 from leased.lessor import Lessor
-from leased.metrics import Doors, Exposition, Meters, TimedWriter
+from leased.metrics import Meters, TimedWriter
 from leased.outbox_desk import OutboxDesk
 from leased.peers import Policy, group_id
 from leased.start import Start
@@ -128,12 +127,8 @@ class Daemon:
         )
         AgentLock(self.lessor)
         self._background: trio.Nursery | None = None
-        exposition = Exposition(
-            self.lessor, self.meters, self.billing, self.agents, self._doors, self._upstream, self._spawn, self.board.flush
-        )
-        self.board.http = HttpDoor(
-            pages(self.lessor, exposition, self._upstream), self.agents.identify, lambda: self.lessor.now.wall
-        )
+        parts = (self.lessor, self.meters, self.billing, self.agents, self.board)
+        self.board.http = http_door(*parts, self._upstream, self._spawn)
         self.shipper: Shipper | None = None
         if config.upstream.url is not None:
             from leased.upstream_http import make_shipper
@@ -236,12 +231,6 @@ class Daemon:
         if self._background is not None:
             self._background.start_soon(task)
 
-    def _doors(self) -> Doors:
-        board = self.board
-        http = board.http
-        assert http is not None
-        return Doors(len(board), board.accepted, board.turned_away, http.decided, http.responses, http.answers)
-
     def _hung_up(self, peer: AnyPeer) -> None:
         self.watchers.hung_up(peer)
         if not self._shutting:
@@ -258,6 +247,7 @@ class Daemon:
     def _failed(self, number: int, error: Exception) -> None:
         self.upkeep.failed(number, error)
         self.board.flush()
+        self._rearm()
 
     # ---- the floor
 

@@ -111,6 +111,20 @@ class Index:
         if len(self._due) > 64 and len(self._due) > 4 * len(self._due_of):
             self._compact()
 
+    def forget(self, key_hash: bytes) -> None:
+        """A lease whose record could not be read any more: taken out wherever it stands.  Slow, and rare."""
+        if self._due_of.pop(key_hash, None) is None:
+            return
+        for tables in (self._spaces, self._scopes):
+            for name in list(tables):
+                left = {generation: each for generation, each in tables[name].items() if each != key_hash}  # type: ignore[index]
+                if left:
+                    tables[name] = left  # type: ignore[index]
+                else:
+                    del tables[name]  # type: ignore[arg-type]
+        self.rids = {rid: each for rid, each in self.rids.items() if each != key_hash}
+        self.texts.pop(key_hash, None)
+
     def _compact(self) -> None:
         """Most entries are of leases long released: start the heap over from those that are live."""
         self._due = sorted((deadline, key_hash) for key_hash, deadline in self._due_of.items())

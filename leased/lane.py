@@ -83,8 +83,15 @@ class Lane:
             return Outcome.UNKNOWN
         self.commits += 1
         consequences, self._after = self._after, []
+        failed = False
         for consequence, arguments in consequences:
-            consequence(*arguments)
+            try:
+                consequence(*arguments)
+            except Exception:  # a mistake of ours: what is written stands, the others are told, and memory is rebuilt from the records
+                log.exception("lane.failed", consequence=getattr(consequence, "__qualname__", "?"))
+                failed = True
+        if failed:
+            self.mend()
         return Outcome.COMMITTED
 
     def mend(self) -> bool:

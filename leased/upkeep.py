@@ -244,9 +244,10 @@ class Upkeep:
         for key_hash in healed:
             transaction.delete(key_hash, db=lessor.leases.leases)
             lessor.lane.after(lessor.damaged.pop, key_hash)
+            lessor.lane.after(lessor.index.forget, key_hash)
 
     def _raise_mark(self) -> None:
-        if self.start.ledger_written:
+        if self.start.ledger_written and not self.lessor.gate.shut:
             self.lessor.raise_mark()
 
 
