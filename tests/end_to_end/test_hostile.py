@@ -70,8 +70,9 @@ def hostile(served: Daemon) -> Iterator[Rpc]:
 
 
 class beside_honest_work:
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Daemon, late_seconds: float = LATE_SECONDS) -> None:
         self._neighbour = Neighbour(daemon)
+        self._late_seconds = late_seconds
 
     def __enter__(self) -> Neighbour:
         self._neighbour.start()
@@ -87,7 +88,7 @@ class beside_honest_work:
         self._neighbour.join(20)
         assert self._neighbour.complaint == ""
         assert self._neighbour.rounds >= begun + 2, "the neighbour's work stands still"
-        assert self._neighbour.slowest < LATE_SECONDS
+        assert self._neighbour.slowest < self._late_seconds
 
 
 def nested(depth: int) -> bytes:
@@ -310,8 +311,23 @@ def test_silence_is_no_unfinished_message(hostile: Rpc) -> None:
     assert hostile.call("info")["name"] == "leased"
 
 
+def test_a_message_that_is_always_another_one_is_not_unfinished(hostile: Rpc) -> None:
+    """An honest pipeline whose writes never end where a message ends."""
+    packed = request(1, "check", {"key": "k"})
+    until = time.monotonic() + MESSAGE_SECONDS + 2.5
+    hostile.send(packed[:7])
+    answered = 0
+    while time.monotonic() < until:
+        hostile.send(packed[7:] + packed[:7])
+        message = hostile.receive()
+        assert message is not None and message[2] is None, message
+        answered += 1
+        time.sleep(0.02)
+    assert answered > 20
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("worst", ["unfinished messages", "unread checks"])
+@pytest.mark.parametrize("worst", ["unfinished messages", "unread lists", "unread checks", "all of it"])
 def test_p45_memory_stays_below_100_megabytes_whatever_one_user_does(make_daemon: MakeDaemon, worst: str) -> None:
     """On all the connections one user may have, but for the neighbour's and one to look around."""
     daemon = make_daemon("[limits]\nmessage_seconds = 30\n").start()
@@ -320,7 +336,7 @@ def test_p45_memory_stays_below_100_megabytes_whatever_one_user_does(make_daemon
         "unread lists": request(1, "list", {"limit": 1000}) * 500,  # each answer is a page of 128 KiB
         "unread checks": request(1, "check", {"key": "k"}) * 3000,
     }
-    with daemon.rpc() as rpc, beside_honest_work(daemon), ExitStack() as stack:
+    with daemon.rpc() as rpc, beside_honest_work(daemon, late_seconds=5), ExitStack() as stack:
         for part in range(20):
             texts = {"holder": "h" * 200, "scope": "s" * 100}
             rpc.answers(rpc.post_all([("lease", {"key": f"{part} {number} " + "k" * 100, **texts}) for number in range(50)]))
@@ -334,6 +350,25 @@ def test_p45_memory_stays_below_100_megabytes_whatever_one_user_does(make_daemon
         rpc.call("info")
         assert daemon.memory_bytes("VmHWM") < 100_000_000
     assert "Traceback" not in daemon.logs()
+
+
+@pytest.mark.slow
+def test_nobody_works_for_those_who_have_hung_up(make_daemon: MakeDaemon) -> None:
+    """Thousands of pages are asked for, and the askers are gone: what they only wanted to see is not looked up; what they gave back is."""
+    daemon = make_daemon().start()
+    with daemon.rpc() as rpc:
+        for part in range(20):
+            rpc.answers(rpc.post_all([("lease", {"key": f"{part} {number}", "holder": "h" * 200}) for number in range(50)]))
+        grant = rpc.call("lease", key="given back", holder="h")
+        with beside_honest_work(daemon) as neighbour:
+            with daemon.stopped(), ExitStack() as stack:
+                for number in range(200):
+                    gone = stack.enter_context(daemon.rpc())
+                    last = request(2, "release", {"key": "given back", "fence": grant["fence"]}) if number == 100 else b""
+                    gone.send(request(1, "list", {"limit": 1000}) * 200 + last)
+            neighbour.slowest = 0.0
+        assert rpc.call("check", key="given back")["held"] is False
+        assert daemon.memory_bytes("VmHWM") < 100_000_000
 
 
 def test_a_reader_that_reads_again_gets_every_answer(hostile: Rpc) -> None:

@@ -76,6 +76,15 @@ def test_requests_on_one_key_are_decided_in_the_order_sent(a: Rpc, key: str, cut
         assert free["held"] is False
 
 
+@pytest.mark.parametrize("number", [1000, 1500, 2500])
+def test_a_long_pipeline_in_one_write_is_answered_without_help_from_others(make_daemon: MakeDaemon, number: int) -> None:
+    """Nothing else happens at this daemon: what it has read must be enough to go on."""
+    daemon = make_daemon().start()
+    with daemon.rpc(timeout=5) as rpc:
+        rpc.send(b"".join(request(at, "check", {"key": "k"}) for at in range(1, number + 1)))
+        assert [rpc.receive()[1] for _ in range(number)] == list(range(1, number + 1))
+
+
 def test_a_flushed_grant_and_what_follows_it_keep_their_order(a: Rpc, key: str) -> None:
     """A long grant waits for the disk; the release sent behind it is decided after it, and both are true to each other."""
     posted = a.post_all(
@@ -178,6 +187,18 @@ def test_who_came_first_is_served_first_and_a_newcomer_last(served: Daemon, a: R
             assert (granted["acquired"], granted["renewed"], granted["holder"]) == (True, False, f"{number}")
             assert granted["expires_boottime"] > boottime() + 28, "ttl runs from the grant, not from the request"
             fence = granted["fence"]
+
+
+def test_check_counts_no_waiter_that_has_been_granted(make_daemon: MakeDaemon) -> None:
+    """Pipelined behind the release that granted it: held_by names the waiter, and `waiting` still counts it."""
+    daemon = make_daemon().start()
+    with daemon.rpc() as a, daemon.rpc() as b:
+        fence = a.call("lease", key="k", holder="a")["fence"]
+        b.post("lease", key="k", holder="b", wait_seconds=60)
+        while a.call("check", key="k")["waiting"] != 1:
+            time.sleep(0.01)
+        _, check = a.answers(a.post_all([("release", {"key": "k", "fence": fence}), ("check", {"key": "k"})]))
+        assert (check["held_by"], check["waiting"]) == ("b", 0)
 
 
 def test_p25_a_lapsed_key_goes_to_who_waits(a: Rpc, b: Rpc, key: str) -> None:

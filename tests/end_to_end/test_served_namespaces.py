@@ -83,6 +83,15 @@ def test_who_is_where(mapped: Daemon, uid: int, gid: int, groups: tuple[int, ...
     assert whoami(mapped, uid, gid, groups) == (namespace, operator)
 
 
+@pytest.mark.parametrize("number", [64, 65, 256, 257, 5000])
+def test_a_member_of_many_groups_is_known(make_daemon: MakeDaemon, number: int) -> None:
+    daemon = make_daemon('socket_mode = "0666"\noperator_group = "5000"\n').start()
+    with effective_user(1001, 9999, (*range(6000, 6000 + number - 1), 5000)):
+        rpc = daemon.rpc()
+    with rpc:
+        assert rpc.call("info")["operator"] is True
+
+
 def test_by_default_two_users_exclude_each_other(mapped: Daemon, key: str) -> None:
     with connected_as(mapped, 1000) as one, connected_as(mapped, 1003) as other:
         assert one.call("lease", key=key, holder="one")["acquired"] is True
