@@ -66,9 +66,14 @@ def _tell(reply: dict[str, Any], out: TextIO, complaints: TextIO) -> int:
         return EXIT_YES
     done = reply.get("added", reply.get("revoked"))
     if done is None:
-        return _complain(complaints, "the daemon could not write it in time: nobody can tell whether it was; ask again", EXIT_UNAVAILABLE)
+        return _complain(
+            complaints, "the daemon could not write it in time: nobody can tell whether it was; ask again", EXIT_UNAVAILABLE
+        )
     if done is False:
-        said = {"exists": "there is an agent of this name: revoke it first, or take another", "unknown_agent": "there is no agent of this name"}
+        said = {
+            "exists": "there is an agent of this name: revoke it first, or take another",
+            "unknown_agent": "there is no agent of this name",
+        }
         return _complain(complaints, said[reply["reason"]], EXIT_FINDINGS)
     if "secret" in reply:
         print(reply["secret"], file=out)
@@ -107,7 +112,9 @@ def _ask(config: Config, operation: str, fields: dict[str, Any]) -> dict[str, An
                     if isinstance(answer, frames.Answer) and answer.msgid in (0, 1):
                         return _answered(answer)
         except TimeoutError:
-            raise StoreError(f"{config.socket}: no answer within {ANSWER_SECONDS:g} s: nobody can tell whether it was done") from None
+            raise StoreError(
+                f"{config.socket}: no answer within {ANSWER_SECONDS:g} s: nobody can tell whether it was done"
+            ) from None
         except ConnectionError:
             pass
     raise StoreError(f"{config.socket}: the daemon hung up without an answer: ask again")
@@ -133,7 +140,9 @@ def _in_the_ledger(config: Config, operation: str, fields: dict[str, Any]) -> di
     from leased.state.ledger import Ledger
 
     if not (config.state_dir / "data.mdb").exists():
-        raise ConfigError(f"{config.state_dir}: there is no state here yet: start the daemon once (`leased serve`), or correct --state-dir")
+        raise ConfigError(
+            f"{config.state_dir}: there is no state here yet: start the daemon once (`leased serve`), or correct --state-dir"
+        )
     os.umask(0o077)
     lock = DirectoryLock(config.state_dir, make=False)
     try:
@@ -145,7 +154,10 @@ def _in_the_ledger(config: Config, operation: str, fields: dict[str, Any]) -> di
             known, _ = ledger.read_agents()
             names = {agent.name: digest for digest, agent in known.items()}
             if operation == "agent_list":
-                rows = [{"name": agent.name, "namespace": agent.namespace, "created_at": rfc3339(agent.created)} for agent in sorted(known.values())]
+                rows = [
+                    {"name": agent.name, "namespace": agent.namespace, "created_at": rfc3339(agent.created)}
+                    for agent in sorted(known.values())
+                ]
                 return {"agents": rows}
             name = fields["name"]
             if operation == "agent_add":

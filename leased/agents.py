@@ -33,8 +33,8 @@ log = structlog.get_logger()
 PREFIX: Final = "leased_"  # so that scanners for leaked secrets can know one
 SECRET_BYTES: Final = 32
 MAX_AGENTS: Final = 1000  # one `agent_list` shows them all, below the limit of a message
-WRONG_KEYS_AT_ONCE: Final = 10  # of one peer: a deployment with a stale key makes a few
-WRONG_KEYS_EACH_SECOND: Final = 1.0
+WRONG_KEYS_AT_ONCE: Final = 100  # of one peer: a deployment with a stale key makes a few
+WRONG_KEYS_EACH_SECOND: Final = 10.0  # no bar to guessing, which 256 bits are, but to what it costs and what it fills logs with
 MAX_GUESSERS: Final = 4096  # peers remembered for their wrong keys; past it the account starts over
 
 

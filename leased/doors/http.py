@@ -17,7 +17,7 @@ from leased.calls import Call
 from leased.doors.http_reading import Asked, Head, Reader
 from leased.doors.http_routes import ROUTES, Judge, Route, fields_of, judged, request_of, secret_of, split
 from leased.doors.problems import JSON, PROBLEM, Headers, Problem, encode, problem_of, response
-from leased.doors.rpc import MAX_UNSENT_BYTES, Allowance, Known
+from leased.doors.rpc import LARGE, MAX_UNSENT_BYTES, VIEWS, Allowance, Known, Room, gone_for_good
 from leased.errors import PeerError
 from leased.model import Identity, LeaseRequest, Reply
 
@@ -38,8 +38,9 @@ class Page(NamedTuple):
     headers: Headers = ()
 
 
-Pages = Mapping[str, Callable[[Head, Callable[[Page], None]], None]]
-"""By their names in the routes.  Each is given the request's head and calls the second argument once, at once or later."""
+Pages = Mapping[str, Callable[[Head, bool, Callable[[Page], None]], None]]
+"""By their names in the routes.  Each is given the request's head and whether it came over a Unix socket, and calls the last argument
+once, at once or later."""
 
 
 class HttpDoor:
@@ -50,7 +51,7 @@ class HttpDoor:
         self.known = known
         self.draining = False
         self.decided = 0  # requests given to the lane
-        self.responses: dict[int, int] = {}
+        self.responses: dict[int, int] = {200: 0}
         self.answers: dict[object, int] = {True: 0, False: 0, None: 0, "other": 0, "error": 0}
         self._wall = wall
         self._second = -1
@@ -101,6 +102,7 @@ class HttpPeer:
         schedule: Callable[[Any], None],
         probe: Callable[[], bool],
         pidfd: Callable[[], int],
+        room: Room,
     ) -> None:
         self.identity = identity
         self.local = identity is not REMOTE
@@ -110,6 +112,7 @@ class HttpPeer:
         self.lingers = False
         self.out: list[bytes] = []
         self.out_bytes = 0
+        self.unread_bytes = 0
         self.scheduled = False
         self.undelivered: list[tuple[bytes, int]] = []
         self.bound: dict[bytes, int] = {}
@@ -126,6 +129,8 @@ class HttpPeer:
         self._slots: deque[_Slot] = deque()
         self._first = 0  # the number of the first slot
         self._deaf = False  # nothing more is read from this connection
+        self._later: Asked | None = None  # a request for a large answer, which this turn had no room for
+        self.room = room
 
     # ---- bytes in
 
@@ -139,14 +144,23 @@ class HttpPeer:
             if self._deaf or (len(self._slots) >= MAX_AHEAD and not self.probe()):
                 return False
             try:
-                asked = self._reader.take()
+                asked = self._later or self._reader.take()
             except Problem as problem:
                 self._end_with(problem)
                 return False
             if asked is None:
                 self._go_ahead()
                 return False
-            self._begin(asked, batch)
+            self._later = None
+            route = ROUTES.get(split(asked.head.target)[0])
+            if route is not None and asked.problem is None:
+                if route.operation in VIEWS and self.probe is gone_for_good:
+                    continue
+                if route.operation in LARGE and not self.room.left:
+                    self._later = asked
+                    return True
+                self.room.left -= route.operation in LARGE
+            self._begin(asked, route, batch)
         return self._reader.untouched
 
     @property
@@ -165,7 +179,7 @@ class HttpPeer:
     @property
     def more(self) -> bool:
         """Something can be taken without reading."""
-        return self._reader.untouched and not self.stalled and not self._deaf
+        return (self._reader.untouched or self._later is not None) and not self.stalled and not self._deaf
 
     @property
     def waits(self) -> bool:
@@ -187,10 +201,8 @@ class HttpPeer:
 
     # ---- a request
 
-    def _begin(self, asked: Asked, batch: list[Call]) -> None:
+    def _begin(self, asked: Asked, route: Route | None, batch: list[Call]) -> None:
         head = asked.head
-        path = split(head.target)[0]
-        route = ROUTES.get(path)
         slot = _Slot(route, not head.keep_alive or self._door.draining, head.method == "HEAD")
         number = self._first + len(self._slots)
         self._slots.append(slot)
@@ -205,7 +217,9 @@ class HttpPeer:
             if route.page:
                 if not route.open:
                     self._identify(secret_of(head, {}))
-                self._door.pages[route.page](head, lambda page: self._fill(slot, page.status, page.kind, page.body, page.headers))
+                self._door.pages[route.page](
+                    head, self.local, lambda page: self._fill(slot, page.status, page.kind, page.body, page.headers)
+                )
                 return
             fields = fields_of(route, head.target, asked.body)
             identity = self._identify(secret_of(head, fields))
@@ -228,7 +242,9 @@ class HttpPeer:
                 raise PeerError("invalid_argument", "agent_key must be valid UTF-8") from None
             return self._door.known(secret, self.identity, self._guesser)
         if not self.identity.namespace:
-            raise PeerError("unauthenticated", "bring an agent key, as Authorization: Bearer or as agent_key (`leased agent add` makes one)")
+            raise PeerError(
+                "unauthenticated", "bring an agent key, as Authorization: Bearer or as agent_key (`leased agent add` makes one)"
+            )
         return self.identity
 
     # ---- answers out
@@ -320,7 +336,9 @@ class HttpPeer:
         """The daemon stops: what is still under way is answered that nobody knows, and the connection ends."""
         for slot in list(self._slots):
             if slot.done is None and slot.call is not None:
-                slot.call.answer(rules.unknown(slot.call.request, "shutting_down")) if slot.route and slot.route.verdict else self._say(
+                slot.call.answer(
+                    rules.unknown(slot.call.request, "shutting_down")
+                ) if slot.route and slot.route.verdict else self._say(
                     slot, problem_of(PeerError("internal", "the daemon is shutting down"))
                 )
 

@@ -13,7 +13,17 @@ from typing import Final, NamedTuple
 _HEAD: Final = re.compile(rb"(GET|POST) (/[!-~]*) HTTP/1\.1\r\n((?:[A-Za-z0-9-]+:[ -~]*\r\n)+)\r\n")
 _LENGTH: Final = re.compile(rb"[0-9]{1,5}")
 _NOT_PLAIN: Final = frozenset(
-    {b"transfer-encoding", b"expect", b"upgrade", b"connection", b"keep-alive", b"te", b"trailer", b"proxy-connection", b"http2-settings"}
+    {
+        b"transfer-encoding",
+        b"expect",
+        b"upgrade",
+        b"connection",
+        b"keep-alive",
+        b"te",
+        b"trailer",
+        b"proxy-connection",
+        b"http2-settings",
+    }
 )
 
 

@@ -69,7 +69,9 @@ class Judge:
             for name in (host.decode("latin-1"), authority):
                 match = _HOST.fullmatch(name.strip())
                 if match is None or match[1].lower() not in self._hosts:
-                    raise Problem(403, "permission_denied", "Host is not a name of this daemon: use localhost, or the address it listens at")
+                    raise Problem(
+                        403, "permission_denied", "Host is not a name of this daemon: use localhost, or the address it listens at"
+                    )
             self._heard = host
         route = ROUTES.get(path)
         if route is None:
@@ -119,14 +121,16 @@ def _inner(fields: dict[str, Any]) -> dict[str, Any]:
     if fields.get("agent_key") is None:
         return inner
     if inner.get("agent_key") not in (None, fields["agent_key"]):
-        raise problem_of(invalid("agent_key", "is there twice, and the two differ"))
+        raise problem_of(PeerError("unauthenticated", "agent_key is there twice, and the two differ"))
     return inner | {"agent_key": fields["agent_key"]}
 
 
 def _queried(operation: str, query: str) -> dict[str, Any]:
     """A name without a value counts as absent."""
     try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), errors="strict", max_num_fields=MAX_QUERY_FIELDS)
+        pairs = parse_qsl(
+            query, keep_blank_values=True, strict_parsing=bool(query), errors="strict", max_num_fields=MAX_QUERY_FIELDS
+        )
     except ValueError:
         raise Problem(400, "invalid_argument", "query must be name=value pairs joined by &, percent-encoded UTF-8") from None
     kinds = {field.name: field.kind for field in OPERATIONS[operation].fields}
@@ -154,7 +158,7 @@ def secret_of(head: Head, fields: Mapping[str, Any]) -> str | None:
     if scheme.lower() != "bearer" or not secret:
         raise problem_of(PeerError("unauthenticated", "Authorization must be: Bearer and an agent key"))
     if given is not None and given != secret:
-        raise problem_of(invalid("agent_key", "differs from the one in the Authorization header"))
+        raise problem_of(PeerError("unauthenticated", "agent_key differs from the one in the Authorization header"))
     return secret
 
 
@@ -175,7 +179,9 @@ def request_of(route: Route, fields: dict[str, Any], *, local: bool) -> Request:
 
 
 def invalid_token() -> Problem:
-    return Problem(409, "invalid_token", "token is not that of a live claim on this key: it was released, has expired, or never was one")
+    return Problem(
+        409, "invalid_token", "token is not that of a live claim on this key: it was released, has expired, or never was one"
+    )
 
 
 # ---- the status of an answer

@@ -53,6 +53,7 @@ def http_peer(line: Line, door: HttpDoor, schedule: Callable[[Any], None]) -> Ht
         schedule=schedule,
         probe=lambda: hung_up(descriptor, line.extra and select.POLLRDHUP),
         pidfd=before.pidfd,
+        room=before.room,
     )
     peer.allowance = before.allowance
     return peer
@@ -83,6 +84,15 @@ def hung_up(descriptor: int, besides: int = 0) -> bool:
     poller = select.poll()
     poller.register(descriptor, besides)
     return bool(poller.poll(0))
+
+
+def turn_away(connection: socket.socket, told: bytes) -> None:
+    """Say one thing, if it can be said at once, and hang up."""
+    try:
+        connection.send(told)
+    except OSError:
+        pass
+    connection.close()
 
 
 def tuned(connection: socket.socket) -> str:

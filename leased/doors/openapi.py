@@ -16,6 +16,9 @@ from leased.schema import OPERATIONS
 from leased.version import VERSION
 
 Schema = dict[str, Any]
+_INSTANT: Final = (  # RFC 3339 since 1970; offsets and the last days of long months are taken too
+    "^(?:19[7-9][0-9]|[2-9][0-9]{3})-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?Z$"
+)
 _PROBLEMS: Final = {
     "400": "A field is wrong: detail begins with its name. Or the request is not HTTP/1.1 or JSON.",
     "401": "An agent key is needed and is missing or not known.",
@@ -31,12 +34,12 @@ _PROBLEMS: Final = {
 }
 
 
-def document(served: frozenset[str]) -> Schema:
-    """The document, of the operations in `served`.  A fresh dict."""
+def document(served: frozenset[str], *, local: bool) -> Schema:
+    """The document, of the operations in `served`, as they can be called over a Unix socket (`local`) or over TCP.  A fresh dict."""
     paths: Schema = {}
     for path, route in ROUTES.items():
         if route.page or route.operation in served:
-            described = _page(route) if route.page else _operation(route)
+            described = _page(route) if route.page else _operation(route, local=local)
             paths[path] = {route.method.lower(): described}
             if route.method == "GET":
                 paths[path]["head"] = _head(described)
@@ -53,7 +56,11 @@ def document(served: frozenset[str]) -> Schema:
         "paths": paths,
         "components": {
             "securitySchemes": {
-                "agentKey": {"type": "http", "scheme": "bearer", "description": "An agent key. Over the Unix socket none is needed."}
+                "agentKey": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "An agent key. Over the Unix socket none is needed.",
+                }
             },
             "schemas": SCHEMAS,
             "responses": {f"Problem{status}": _problem(status) for status in _PROBLEMS},
@@ -61,7 +68,7 @@ def document(served: frozenset[str]) -> Schema:
     }
 
 
-def _operation(route: Route) -> Schema:
+def _operation(route: Route, *, local: bool) -> Schema:
     row = OPERATIONS[route.operation]
     fields = [field for field in row.fields if route.method == "POST" or field.name != "agent_key"]
     answers = ANSWERS[route.operation]
@@ -92,7 +99,7 @@ def _operation(route: Route) -> Schema:
     if route.method == "GET":
         described["parameters"] = [_parameter(field) for field in fields]
     else:
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": _body(route)}}}
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": _body(route, local=local)}}}
     return described
 
 
@@ -144,8 +151,8 @@ def _retry(*, required: bool) -> Schema:
 # ---- what is asked
 
 
-def _body(route: Route) -> Schema:
-    """The body of a POST; /agent-lock takes it within `arguments` too."""
+def _body(route: Route, *, local: bool) -> Schema:
+    """The body of a POST; /agent-lock takes it within `arguments` too.  Nothing can be bound over TCP."""
     row = OPERATIONS[route.operation]
     exact: Schema = {
         "type": "object",
@@ -154,6 +161,8 @@ def _body(route: Route) -> Schema:
         "additionalProperties": False,
         **row.combination,
     }
+    if not local and "bind" in exact["properties"]:
+        exact["properties"]["bind"]["enum"] = ["none", None]
     if route.operation != "agent_lock":
         return exact
     keyless = {name: part for name, part in exact["properties"].items() if name != "agent_key"}
@@ -191,6 +200,8 @@ def _parameter(field: Field) -> Schema:
         said = {"type": "string", "enum": ["true", "false", ""]}
     elif field.kind in ("integer", "decimal"):
         said = {"type": "string", "pattern": f"^$|{integer_pattern(field.low, field.high)}"}
+    elif field.kind == "instant":
+        said = {"type": "string", "pattern": f"^$|{_INSTANT}|{decimal_pattern(field.low, field.high)}"}
     else:
         said |= {"minLength": 0}
     return {"name": field.name, "in": "query", "required": False, "description": description, "schema": said}

@@ -18,7 +18,11 @@ _GENERATION: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": model.
 _GENERATION_OR_NULL: Final[Schema] = {"type": ["integer", "null"], "minimum": 1, "maximum": model.MAX_GENERATION}
 _COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 _FLAG: Final[Schema] = {"type": "boolean"}
-_FENCE: Final[Schema] = {"type": "string", "pattern": "^[1-9][0-9]{15,18}$", "description": "SECRET: proves who may renew and release."}
+_FENCE: Final[Schema] = {
+    "type": "string",
+    "pattern": "^[1-9][0-9]{15,18}$",
+    "description": "SECRET: proves who may renew and release.",
+}
 _HASH: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{40}$"}
 
 
@@ -121,6 +125,7 @@ SCHEMAS: Final[Schema] = {
     "Released": _object("It is free, or somebody else's already.", released=_only(True), key=_TEXT, generation=_GENERATION),
     "NotReleased": _object(
         "It was not yours to release.",
+        "retry_after_seconds",
         released=_only(False),
         key=_TEXT,
         reason={"enum": ["expired", "not_holder"]},

@@ -80,7 +80,14 @@ def retry_after(seconds: float) -> tuple[str, str]:
 
 
 def response(
-    status: int, kind: str, body: bytes, *, date: str, headers: Iterable[tuple[str, str]] = (), close: bool = False, head_only: bool = False
+    status: int,
+    kind: str,
+    body: bytes,
+    *,
+    date: str,
+    headers: Iterable[tuple[str, str]] = (),
+    close: bool = False,
+    head_only: bool = False,
 ) -> bytes:
     """A whole response.  Answers carry fences, so none may be kept by whatever lies between."""
     lines = (

@@ -20,7 +20,7 @@ from leased import frames
 from leased.calls import Call
 from leased.config_keys import Limits
 from leased.doors.http import REMOTE, HttpDoor
-from leased.doors.lines import LINGERING, AnyPeer, Line, http_peer, hung_up, overdue, tuned
+from leased.doors.lines import LINGERING, AnyPeer, Line, http_peer, hung_up, overdue, tuned, turn_away
 from leased.doors.proof import MAX_PROOF_SECONDS, Challenge
 from leased.doors.rpc import Allowance, Known, Room, RpcPeer, gone_for_good, nobody_known
 from leased.errors import PeerError
@@ -287,14 +287,8 @@ class Switchboard:
             text = f"{who} has {standing} connections open, the limit (limits.max_connections_per_uid)"
         if text:
             self.turned_away += 1
-            try:
-                if identity is REMOTE and self.http is not None:
-                    connection.send(self.http.turned_away(text))
-                else:
-                    connection.send(frames.error(0, "rate_limited", text))
-            except OSError:
-                pass
-            connection.close()
+            told = self.http.turned_away(text) if identity is REMOTE and self.http else frames.error(0, "rate_limited", text)
+            turn_away(connection, told)
             return
         self.accepted += 1
         self._of_caller[caller] = standing + 1
