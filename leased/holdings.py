@@ -324,7 +324,7 @@ class Holdings:
         elif isinstance(request, model.RevokeRequest):
             call.answer({"revoked": None, "reason": unknown.reason, "retry_after_seconds": unknown.retry_after})
         else:
-            call.refuse(PeerError("internal", f"the state cannot be read now ({unknown.reason}); try again"))
+            call.refuse(PeerError("internal", f"this cannot be done now ({unknown.reason}); try again in {unknown.retry_after:g} s"))
 
     # ---- small parts
 

@@ -193,8 +193,12 @@ class Switchboard:
             for peer in scheduled:
                 peer.scheduled = False
                 line = self._line_of.get(peer)
-                if line is not None and line.mask & _OUT == 0:
+                if line is None:
+                    continue
+                if line.mask & _OUT == 0:
                     self._send(line)
+                else:  # the socket is still full: all of it waits for the reader
+                    peer.unread_bytes = peer.out_bytes
 
     def _send(self, line: Line) -> None:
         peer = line.peer
