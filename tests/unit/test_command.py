@@ -112,7 +112,7 @@ FREE = {"held": False, "key": "k", "held_by": None, "generation": None, "waiting
         ("wait k", Fault("rate_limited: watches"), 69),
         ("heartbeat s --expect-within 60", ARMED, 0),
         ("heartbeat s --disarm", {**ARMED, "armed": False}, 0),
-        ("heartbeat s --expect-within 60", Fault("internal: the state cannot be read now (full)"), 70),
+        ("heartbeat s --expect-within 60", Fault("internal: this cannot be done now (full); try again in 1 s"), 70),
         ("resume s", {"scope": "s", "empty": True, "leases": [], "switch": None}, 0),
         ("watch k", Fault("invalid_argument: key"), 64),
         ("watch", Fault("rate_limited: watches"), 69),
