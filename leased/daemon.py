@@ -313,7 +313,7 @@ def open_daemon(config: Config, notifier: Notifier, clock: Clock | None = None) 
         taken = take_over(leases, ledger, wait_out=config.wait_out_seconds, boot=clock.now().boot, boot_id=clock.boot_id())
     except NotWritten as error:
         raise StoreError(f"{config.state_dir} or {config.runtime_dir}: {error}") from error
-    log.info("daemon.starting", story=taken.story, recovering=taken.waiting, leases=len(taken.known))
+    log.info("daemon.starting", story=taken.story, recovering=taken.waiting, long_leases=len(taken.known))
     if taken.rebuilt:
         log.warning(
             "ledger.rebuilt",

@@ -90,7 +90,9 @@ def lease(record: Lease | None, request: LeaseRequest, ask: Ask, now: Instant, f
         return _renewal(record, request.key, request.ttl, str(request.fence), now)
     if ask.rid and same_holder and compare_digest(record.rid, ask.rid) and not record.presented:
         fence = str(record.sealed ^ ask.rid_mask)
-        return Decision(_held_reply(record, request.key, fence, now, renewed=False), REPLAYED, record)
+        return Decision(
+            _held_reply(record, request.key, fence, now, max(0.0, record.deadline - now.boot), renewed=False), REPLAYED, record
+        )
     reason = "spent" if ask.spent else "wrong_fence" if ask.proof else "same_label" if same_holder else "held"
     return Decision(refusal(record, request.key, request.holder, reason, now), REFUSED)
 
@@ -219,7 +221,7 @@ def _grant(request: LeaseRequest, ask: Ask, now: Instant, fresh: Fresh) -> Decis
         )  # fmt: skip
     else:
         record = Lease(ask.namespace, request.holder, request.scope, fresh.generation, fresh.proof, ttl, deadline, request.bind)
-    return Decision(_held_reply(record, request.key, str(fresh.fence), now, renewed=False), GRANTED, record)
+    return Decision(_held_reply(record, request.key, str(fresh.fence), now, ttl, renewed=False), GRANTED, record)
 
 
 def _renewal(record: Lease, key: str, ttl: float | None, fence: str, now: Instant) -> Decision:
@@ -248,13 +250,11 @@ def _renewal(record: Lease, key: str, ttl: float | None, fence: str, now: Instan
         namespace, holder, scope, generation, proof, ttl, now.boot + ttl, bind, rid, sealed, rid_until, True,
         unflushed, previous_ttl, previous_deadline,
     )  # fmt: skip
-    return Decision(_held_reply(renewed, key, fence, now, renewed=True), RENEWED, renewed)
+    return Decision(_held_reply(renewed, key, fence, now, ttl, renewed=True), RENEWED, renewed)
 
 
-def _held_reply(record: Lease, key: str, fence: str, now: Instant, *, renewed: bool) -> Reply:
-    remaining = record.deadline - now.boot
-    if remaining < 0.0:
-        remaining = 0.0
+def _held_reply(record: Lease, key: str, fence: str, now: Instant, remaining: float, *, renewed: bool) -> Reply:
+    """`remaining` is the ttl itself where it has just begun: counted back from the deadline it would show the noise of floats."""
     return {
         "acquired": True,
         "renewed": renewed,

@@ -19,10 +19,11 @@ import structlog
 from leased import frames
 from leased.calls import Call
 from leased.config_keys import Limits
+from leased.doors.callers import Callers, in_turn
 from leased.doors.http import REMOTE, HttpDoor
 from leased.doors.lines import LINGERING, AnyPeer, Line, http_peer, hung_up, overdue, tuned, turn_away
 from leased.doors.proof import MAX_PROOF_SECONDS, Challenge
-from leased.doors.rpc import Allowance, Known, Room, RpcPeer, gone_for_good, nobody_known
+from leased.doors.rpc import Known, Room, RpcPeer, gone_for_good, nobody_known
 from leased.errors import PeerError
 from leased.peers import Policy, peer_pidfd
 
@@ -30,6 +31,8 @@ log = structlog.get_logger()
 
 LARGE_AT_ONCE: Final = 4  # answers of one turn that may be a page of `list`: milliseconds each, which all others wait
 READ_BYTES: Final = 64 * 1024
+CALLS_AT_ONCE: Final = 1024  # of one turn, over all connections: ten milliseconds or so that everybody waits
+EVERYTHING: Final = 1 << 62
 ACCEPTED_AT_ONCE: Final = 64
 EVENTS_BESIDE_CLIENTS: Final = 256  # listeners and pidfds in one turn; every client has a place of its own
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
@@ -53,13 +56,13 @@ class Switchboard:
         self._listeners: dict[int, socket.socket] = {}
         self._lines: dict[int, Line] = {}
         self.http: HttpDoor | None = None
-        self._of_caller: dict[Hashable, int] = {}
-        self._allowances: dict[Hashable, Allowance] = {}
+        self._callers = Callers(limits)
         self._others: dict[int, Callable[[], None]] = {}
         self._scheduled: list[AnyPeer] = []
         self._line_of: dict[AnyPeer, Line] = {}
         self._http_lines: set[Line] = set()
         self._backlog: dict[Line, None] = {}  # in order: whoever was served last comes last
+        self._first = -1  # the descriptor the next turn begins with, when this one had no room left
         self._room = Room()
         self._unfinished: set[Line] = set()
         self.paused = False
@@ -98,17 +101,22 @@ class Switchboard:
         ended: list[Line] = []
         calling: list[socket.socket] = []
         self._room.left = LARGE_AT_ONCE
+        most = CALLS_AT_ONCE if judged is None else EVERYTHING
         if self._backlog:
-            backlog, self._backlog = self._backlog, {}
-            for line in backlog:
-                self._take(line, batch)
+            backlog, self._backlog = list(self._backlog), {}
+            taken = 0
+            while taken < len(backlog) and len(batch) < most // 2:  # the other half is for whoever has just come
+                self._take(backlog[taken], batch)
+                taken += 1
+            self._backlog = dict.fromkeys(backlog[taken:]) | self._backlog  # whoever was not served comes first
+        events, self._first = in_turn(events, self._first), -1
         if self._others:  # the dead first: what they held may be what the living ask for now
             for descriptor, _ in events:
                 then = self._others.get(descriptor)
                 if then is not None:
                     then()
         for descriptor, event in events:
-            line = self._lines.get(descriptor)  # type: ignore[assignment]
+            line = self._lines.get(descriptor)
             if line is None:
                 if descriptor in self._listeners:
                     calling.append(self._listeners[descriptor])
@@ -120,8 +128,11 @@ class Switchboard:
                 while self._read(line, batch):  # what it sent before it hung up still counts: releases above all
                     pass
                 ended.append(line)
-            elif event & _IN and line not in self._backlog and not self._read(line, batch):
-                ended.append(line)
+            elif event & _IN and line not in self._backlog:
+                if len(batch) >= most:
+                    self._first = descriptor if self._first < 0 else self._first
+                elif not self._read(line, batch):
+                    ended.append(line)
         if batch:
             self._decide(batch, judged)
         self.flush()
@@ -282,30 +293,20 @@ class Switchboard:
         except OSError:
             connection.close()
             return
-        standing = self._of_caller.get(caller, 0)
-        text = ""
-        if len(self._lines) >= self._limits.max_connections:
-            text = f"{self._limits.max_connections} connections are open, the limit (limits.max_connections)"
-        elif standing >= self._limits.max_connections_per_uid:
-            who = "your user" if identity is not REMOTE else "your address"
-            text = f"{who} has {standing} connections open, the limit (limits.max_connections_per_uid)"
+        text = self._callers.refusal(caller, local=identity is not REMOTE)
         if text:
             self.turned_away += 1
             told = self.http.turned_away(text) if identity is REMOTE and self.http else frames.error(0, "rate_limited", text)
             turn_away(connection, told)
             return
         self.accepted += 1
-        self._of_caller[caller] = standing + 1
         descriptor = connection.fileno()
         peer = RpcPeer(identity, self._schedule, lambda: hung_up(descriptor), lambda: peer_pidfd(connection))
         peer.begin_proof = lambda: Challenge(connection, identity.pid)
         peer.proven = self.proven
         peer.known = self.known
         peer.room = self._room
-        if self._limits.requests_per_second_per_uid:
-            if caller not in self._allowances:
-                self._allowances[caller] = Allowance(self._limits.requests_per_second_per_uid)
-            peer.allowance = self._allowances[caller]
+        peer.allowance = self._callers.enter(caller)
         line = Line(connection, peer, caller, _HALF if identity is REMOTE else 0)
         self._lines[descriptor] = line
         self._line_of[peer] = line
@@ -333,9 +334,7 @@ class Switchboard:
         del self._lines[descriptor], self._line_of[peer]
         self._backlog.pop(line, None)
         self._unfinished.discard(line)
-        self._of_caller[line.caller] -= 1
-        if not self._of_caller[line.caller]:
-            del self._of_caller[line.caller]  # its allowance stays until the second is over: reconnecting buys nothing
+        self._callers.leave(line.caller)
         self.epoll.unregister(descriptor)
         line.socket.close()
         peer.out = []
@@ -361,10 +360,7 @@ class Switchboard:
         """Close whoever has left a message unfinished too long; try accepting again."""
         if self.paused:
             self._resume()
-        for caller, allowance in list(self._allowances.items()):
-            allowance.refill()
-            if caller not in self._of_caller:
-                del self._allowances[caller]
+        self._callers.each_second()
         for line in list(self._lines.values()):
             challenge = line.peer.challenged
             if challenge is not None:
