@@ -21,7 +21,7 @@ from plumbing import Rpc, Served, boottime, eventually
 
 pytestmark = pytest.mark.slow
 
-WAIT_OUT = 1.0
+WAIT_OUT = 2.0
 LONG = 3600.0
 MARKED = "holder-whose-record-is-damaged"
 PAGE = 4096
@@ -168,7 +168,7 @@ def test_the_ledger_keeps_what_the_volatile_state_can_no_longer_read(daemon: Ser
     daemon.kill()
     daemon.lose_runtime()
     rpc = daemon.start()
-    eventually(lambda: rpc.lease("free", 1)["acquired"], WAIT_OUT + 3)
+    eventually(lambda: rpc.lease("free", 1)["acquired"], WAIT_OUT + 8)
     assert rpc.lease("marked", 1, "stranger")["acquired"] is not True
     assert rpc.renew(marked)["acquired"] is True
 
@@ -192,7 +192,7 @@ def test_nothing_is_granted_on_a_damaged_record_of_the_ledger(daemon: Served) ->
     daemon.lose_runtime()
     rpc = daemon.start()
     assert rpc.renew(other)["acquired"] is True
-    eventually(lambda: rpc.lease("free", 1)["acquired"], WAIT_OUT + 3)
+    eventually(lambda: rpc.lease("free", 1)["acquired"], WAIT_OUT + 8)
     reply = rpc.lease("marked", 1, "stranger")
     assert reply["acquired"] is None, reply
     nothing_is_said_of(rpc, marked)
@@ -207,7 +207,7 @@ def test_a_damaged_counter_of_the_volatile_state_ends_no_start(daemon: Served, n
     before = boottime()
     rpc = daemon.start()
     assert rpc.check("other", generation=other["generation"])["current"] is True
-    reply = eventually(lambda: (reply := rpc.lease("free", 1))["acquired"] and reply, WAIT_OUT + 3)
+    reply = eventually(lambda: (reply := rpc.lease("free", 1))["acquired"] and reply, WAIT_OUT + 8)
     assert reply["generation"] > other["generation"]
     held = rpc.lease("marked", 1, "stranger")["acquired"] is False
     assert held or boottime() >= before + WAIT_OUT
@@ -283,7 +283,7 @@ def test_a_damaged_file_of_the_volatile_state_is_discarded_and_waited_out(daemon
     rpc = daemon.start()
     assert rpc.renew(other)["acquired"] is True
     assert rpc.lease("marked", 1, "stranger")["acquired"] is None
-    reply = eventually(lambda: (reply := rpc.lease("marked", 1, "stranger"))["acquired"] and reply, WAIT_OUT + 3)
+    reply = eventually(lambda: (reply := rpc.lease("marked", 1, "stranger"))["acquired"] and reply, WAIT_OUT + 8)
     assert boottime() >= before + WAIT_OUT
     assert reply["generation"] > short["generation"]
 

@@ -15,7 +15,7 @@ from plumbing import Disk, Gone, History, Promise, Rpc, Served, boottime, eventu
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
-WAIT_OUT = 2.0
+WAIT_OUT = 2.5
 LONG = 3600.0
 Make = Callable[..., Served]
 
@@ -75,9 +75,9 @@ def test_after_a_short_lease_nothing_is_granted_until_the_wait_is_over(powered: 
     assert rpc.check("long")["held"] is True
     assert rpc.release(long)["released"] is True
     assert rpc.lease("long", 1)["acquired"] is None  # free, but a grant of any key could be a second one
-    granted = eventually(lambda: (reply := rpc.lease("short", 1, "B"))["acquired"] and reply, WAIT_OUT + 3)
+    granted = eventually(lambda: (reply := rpc.lease("short", 1, "B"))["acquired"] and reply, WAIT_OUT + 8)
     assert boottime() >= before + WAIT_OUT
-    assert boottime() < before + WAIT_OUT + 2, "the wait has no end"
+    assert boottime() < before + WAIT_OUT + 6, "the wait has no end"
     assert granted["generation"] > max(short["generation"], long["generation"])
 
 
@@ -86,7 +86,7 @@ def test_a_waiter_waits_the_recovery_out(powered: Served, disk: Disk) -> None:
     dead = cut(powered, disk)
     reply = powered.start().lease("k", 1, "B", wait_seconds=10)
     assert reply["acquired"] is True
-    assert dead + WAIT_OUT <= boottime() < dead + WAIT_OUT + 3
+    assert dead + WAIT_OUT <= boottime() < dead + WAIT_OUT + 8
 
 
 def test_a_cut_during_the_wait_begins_it_anew(powered: Served, disk: Disk) -> None:
@@ -101,7 +101,7 @@ def test_a_cut_during_the_wait_begins_it_anew(powered: Served, disk: Disk) -> No
     rpc = powered.start()
     assert rpc.lease("k", 1, "B")["acquired"] is None
     assert rpc.renew(long)["acquired"] is True
-    eventually(lambda: rpc.lease("k", 1, "B")["acquired"], WAIT_OUT + 3)
+    eventually(lambda: rpc.lease("k", 1, "B")["acquired"], WAIT_OUT + 8)
     assert boottime() >= before + WAIT_OUT
 
 
@@ -113,7 +113,7 @@ def test_a_kill_during_the_wait_does_not_shorten_it(powered: Served, disk: Disk)
     powered.kill()
     rpc = powered.start()  # the same boot: the runtime directory is there and says how long
     assert rpc.lease("k", 1, "B")["reason"] == "recovering"
-    eventually(lambda: rpc.lease("k", 1, "B")["acquired"], WAIT_OUT + 3)
+    eventually(lambda: rpc.lease("k", 1, "B")["acquired"], WAIT_OUT + 8)
     assert boottime() >= before + WAIT_OUT
 
 
@@ -136,7 +136,7 @@ def test_revoked_stays_revoked(powered: Served, disk: Disk) -> None:
     rpc = powered.start()
     assert rpc.check("other", generation=other["generation"])["current"] is True
     assert rpc.check("k")["held"] is None and rpc.renew(grant)["acquired"] is None  # not known: it is not there
-    after = eventually(lambda: (reply := rpc.check("k"))["held"] is not None and reply, WAIT_OUT + 3)
+    after = eventually(lambda: (reply := rpc.check("k"))["held"] is not None and reply, WAIT_OUT + 8)
     assert after["held"] is False
     assert rpc.renew(grant)["reason"] == "lapsed"
     assert rpc.grant("k", 1, "B")["generation"] > grant["generation"]
@@ -154,8 +154,8 @@ def test_a_released_long_lease_may_come_back_but_not_for_longer_than_its_ttl(pow
     back = rpc.check("k", generation=grant["generation"])
     assert (back["held"], back["current"]) == (True, True)
     assert back["expires_in_seconds"] <= ttl
-    eventually(lambda: rpc.lease("k", 1, "B")["acquired"], ttl + 3)
-    assert boottime() <= started + ttl + 1
+    eventually(lambda: rpc.lease("k", 1, "B")["acquired"], ttl + 8)
+    assert boottime() <= started + ttl + 4
 
 
 def test_a_key_that_changed_hands_never_comes_back_as_the_old_lease(powered: Served, disk: Disk) -> None:
@@ -168,7 +168,7 @@ def test_a_key_that_changed_hands_never_comes_back_as_the_old_lease(powered: Ser
     rpc = powered.start()
     assert rpc.renew(first)["acquired"] is None  # neither his nor, yet, anybody's
     assert rpc.check("k")["held"] is None
-    eventually(lambda: rpc.check("k")["held"] is False, WAIT_OUT + 3)
+    eventually(lambda: rpc.check("k")["held"] is False, WAIT_OUT + 8)
 
 
 # ---- under load
@@ -183,6 +183,7 @@ class Load:
         self._ttls = ttls
         self._history = history
         self._keys = keys
+        self._before = len(history.promises)
         self.unexpected: list[BaseException] = []
         self._threads = [
             threading.Thread(target=self._run, args=(served.connect(), random.Random(seed * 100 + number), f"h{number}"))
@@ -211,6 +212,11 @@ class Load:
         elif move < 0.5:
             self._history.prolong(rpc, mine, dice.choice([longer for longer in self._ttls if longer >= ttl]))
 
+    def until(self, replies: int) -> None:
+        """That many true replies are in, however slow the machine is."""
+        before = self._before
+        eventually(lambda: len(self._history.promises) >= before + replies, 30, every=0.001)
+
     def join(self) -> None:
         for thread in self._threads:
             thread.join(20)
@@ -219,11 +225,12 @@ class Load:
 
 
 def scramble(rpc: Rpc, history: History, keys: list[str], seconds: float) -> None:
-    """A newcomer asks for every key, over and over: it must not be told yes too early."""
+    """A newcomer asks for every key, over and over, until it has been granted some: it must not be told yes too early."""
     until = boottime() + seconds
-    while boottime() < until:
-        for key in keys:
-            history.ask(rpc, key, 0.2, "newcomer")
+    granted = 0
+    while granted < 20:
+        assert boottime() < until, "nothing is granted any more"
+        granted += sum(history.ask(rpc, key, 0.2, "newcomer") is not None for key in keys)
 
 
 def still_there(rpc: Rpc, promises: list[Promise]) -> None:
@@ -238,33 +245,29 @@ def still_there(rpc: Rpc, promises: list[Promise]) -> None:
 
 
 def test_cuts_under_load_lose_no_long_lease_and_grant_none_too_early(powered: Served, disk: Disk) -> None:
-    powered.settings["wait_out_seconds"] = wait_out = 1.0
+    powered.settings["wait_out_seconds"] = wait_out = 3.0
     history = History()
-    lost_short = 0
+    endangered = 0
     for cycle in range(8):
         keys = [f"c{cycle}-{number}" for number in range(120)]
         powered.kill()  # the volatile state of this boot is kept: nothing to wait for
         rpc = powered.start()
         assert rpc.store()["state"] == "ok"
         newest = max((promise.generation for promise in history.promises), default=0)
-        load = Load(powered, history, cycle, (0.3, 0.7, wait_out, 2.5, LONG), keys)
-        threading.Event().wait(0.35 + 0.05 * cycle)
+        load = Load(powered, history, cycle, (0.3, wait_out - 0.2, wait_out, wait_out + 0.5, LONG), keys)
+        load.until(80 + 13 * cycle)
         cut(powered, disk)
         load.join()
         these = [promise for promise in history.promises if promise.key in set(keys)]
-        assert len(these) > 50, "hardly a load"
         assert min(promise.generation for promise in these) > newest
         rpc = powered.start()
-        long = [promise for promise in history.standing(boottime() + 0.5, wait_out) if promise.ttl == LONG and promise in these]
+        endangered += len([promise for promise in history.standing(boottime()) if promise.ttl <= wait_out])
+        scramble(rpc, history, keys, wait_out + 2)
+        long = [promise for promise in these if promise.ttl == LONG and promise.generation not in history.given_up]
         assert len(long) > 5
         still_there(rpc, long)
-        lost_short += len([promise for promise in history.standing(boottime()) if promise.ttl <= wait_out])
-        scramble(rpc, history, keys, wait_out + 0.5)
-        assert {promise.key for promise in history.promises if promise.holder == "newcomer"} & set(keys), (
-            "nothing was ever granted again"
-        )
-    assert lost_short, "no short lease was live at any cut: nothing was proved about the wait"
     assert history.judge() > 100
+    assert endangered > 8, "hardly a short lease was live when the power came back: nothing was proved about the wait"
 
 
 def test_strict_mode_survives_with_every_grant_and_waits_for_nothing(powered: Served, disk: Disk) -> None:
@@ -275,7 +278,7 @@ def test_strict_mode_survives_with_every_grant_and_waits_for_nothing(powered: Se
         powered.kill()
         rpc = powered.start()
         load = Load(powered, history, cycle, (60.0, 600.0), keys)
-        threading.Event().wait(0.5)
+        load.until(150)
         cut(powered, disk)
         load.join()
         rpc = powered.start()
