@@ -80,7 +80,7 @@ class Holdings:
 
     # ---- halves that are part of a decision
 
-    def standing(self, key_hash: bytes) -> Lease | None:
+    def standing(self, key_hash: bytes, text: str | None = None) -> Lease | None:
         """The live lease of a key.  One that has lapsed unnoticed is ended here, and the head of its line gets the key before
         whoever asked: in the same decision, so that nobody slips in between.  Raises Unknown for a record that cannot be read."""
         raw = self.lane.transaction.get(key_hash, db=self.leases.leases)
@@ -94,6 +94,8 @@ class Holdings:
         except StateRefused:
             raise Unknown("store") from None
         if self.now.judged < record.deadline:
+            if text is not None and key_hash not in self.index.texts:
+                self.index.seen(key_hash, text)
             return record
         self.end(key_hash, record, LAPSED, "")
         return self.pass_on(key_hash) if self.queues else None

@@ -94,6 +94,11 @@ class Index:
             heappush(self._due, (deadline, key_hash))
             self._due_of[key_hash] = deadline
 
+    def seen(self, key_hash: bytes, text: str) -> None:
+        """Somebody wrote the key of a lease from before the start."""
+        if key_hash in self._due_of:
+            self.texts[key_hash] = text
+
     def ended(self, key_hash: bytes, lease: Lease) -> None:
         del self._due_of[key_hash]
         space = self._spaces[lease.namespace]

@@ -119,7 +119,7 @@ class Switches:
         entries: list[Reply] = []
         for key_hash in lessor.index.of_scope(namespace, request.scope)[:MAX_TOLD]:
             record = lessor.record(key_hash)
-            if record is not None:
+            if record is not None and record.scope == request.scope:
                 entries.append(rules.listed(record, lessor.index.texts.get(key_hash), key_hash, lessor.now))
         key = lessor.digests.scope_key(namespace, request.scope)
         switch = self._all.get(key)

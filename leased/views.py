@@ -81,7 +81,7 @@ class Views:
         else:
             assert request.key is not None
             key_hash = lessor.digests.key_hash(request.namespace or identity.namespace, request.key)
-        record = lessor.standing(key_hash)
+        record = lessor.standing(key_hash, request.key)
         namespace = request.namespace or (identity.namespace if request.key is not None else None)
         if record is not None and namespace not in {None, record.namespace}:
             record = None
