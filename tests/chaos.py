@@ -30,6 +30,13 @@ def collector_module() -> Any:
     return sys.modules["collector"]
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A daemon that is killed in the middle of an exchange is what these tests are about."""
+
+
 class ChaosUpstream:
     """Listens at `url`.  `calm` ends the misbehaviour.  `did` counts what was done."""
 
@@ -48,8 +55,7 @@ class ChaosUpstream:
         self._lock = threading.Lock()
         self._seen: list[bytes] = []
         self._ended = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._door())
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), self._door())
         self.url = f"http://127.0.0.1:{self._server.server_port}/events"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
         self._thread.start()
