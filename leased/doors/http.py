@@ -22,6 +22,7 @@ from leased.errors import PeerError
 from leased.model import Identity, LeaseRequest, Reply
 
 MAX_AHEAD: Final = 16  # requests of one connection under way: past it nothing more is read from it
+MAX_BEHIND_BYTES: Final = 128 * 1024  # sent over TCP behind them; past it the connection ends
 REQUESTS_AT_ONCE: Final = 16  # of one connection in one batch
 IDLE_SECONDS: Final = 60.0  # a connection kept alive for nothing
 UNREAD_SECONDS: Final = 30.0  # answers that nobody reads
@@ -135,13 +136,22 @@ class HttpPeer:
     # ---- bytes in
 
     def feed(self, chunk: bytes) -> None:
-        if not self._deaf:
-            self._reader.feed(chunk)
+        if self._deaf:
+            return
+        self._reader.feed(chunk)
+        if not self.local and self._crowded and self._reader.untouched_bytes > MAX_BEHIND_BYTES:
+            self._end_with(
+                Problem(
+                    429,
+                    "rate_limited",
+                    f"{MAX_AHEAD} requests of this connection are under way: read their answers before you send more",
+                )
+            )
 
     def take(self, batch: list[Call]) -> bool:
         """Append the calls of up to REQUESTS_AT_ONCE requests.  True when there may be more to take without reading."""
         for _ in range(REQUESTS_AT_ONCE):
-            if self._deaf or (len(self._slots) >= MAX_AHEAD and not self.probe()):
+            if self._deaf or (self._crowded and not self.probe()):
                 return False
             try:
                 asked = self._later or self._reader.take()
@@ -173,13 +183,18 @@ class HttpPeer:
 
     @property
     def stalled(self) -> bool:
-        """As many requests as may be are under way: nothing is read until one of them has been answered."""
+        """As many requests as may be are under way: nothing is read until one of them has been answered.  Never over TCP, where only
+        whoever reads on sees that the client has gone."""
+        return self.local and self._crowded
+
+    @property
+    def _crowded(self) -> bool:
         return len(self._slots) >= MAX_AHEAD
 
     @property
     def more(self) -> bool:
         """Something can be taken without reading."""
-        return (self._reader.untouched or self._later is not None) and not self.stalled and not self._deaf
+        return (self._reader.untouched or self._later is not None) and not self._crowded and not self._deaf
 
     @property
     def waits(self) -> bool:

@@ -70,6 +70,10 @@ class Reader:
         return bool(self._rest)
 
     @property
+    def untouched_bytes(self) -> int:
+        return len(self._rest)
+
+    @property
     def wants_continue(self) -> bool:
         """The client waits for a go-ahead before it sends the body."""
         connection = self._connection

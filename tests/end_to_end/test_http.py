@@ -447,6 +447,27 @@ def test_a_waiter_that_is_gone_never_gets_the_lease(served: Daemon, http: Http, 
     assert http.post("/v1/lease/check", key=key).json["held"] is False
 
 
+@pytest.mark.parametrize("over", ["unix", "tcp"])
+def test_one_that_sends_more_than_it_is_answered_costs_nothing_and_is_seen_to_go(
+    served: Daemon, http: Http, secret: str, over: str
+) -> None:
+    key = f"crowd {over}"
+    http.post("/v1/lease", key=key, holder="a", ttl_seconds=600)
+    crowd = Http(served.socket if over == "unix" else tcp(served), timeout=0.3)
+    wait = {"key": key, "wait_seconds": 60, "agent_key": secret, "scope": "s" * 200}
+    try:
+        for at in range(3000):
+            crowd.send(request("POST", "/v1/lease", wait | {"holder": f"w{at}"}))
+    except OSError:
+        assert at > 16
+    waiting = http.post("/v1/lease/check", key=key).json["waiting"]
+    assert 0 < waiting <= 16
+    crowd.close()
+    until = time.monotonic() + 10
+    while http.post("/v1/lease/check", key=key).json["waiting"]:
+        assert time.monotonic() < until, "they still wait"
+
+
 def test_slow_and_silent_peers_are_timed_out_and_harm_nobody(served: Daemon, http: Http, secret: str) -> None:
     for where in (served.socket, tcp(served)):
         slow = Http(where)
