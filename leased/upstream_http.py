@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MAX_TOKEN_BYTES: Final = 16 * 1024
 MAX_HEADERS: Final = 100  # of an answer that are looked at
 CONNECTIONS: Final = 2
+MAX_REASON_CHARACTERS: Final = 200
 
 
 class Poster:
@@ -45,12 +46,10 @@ class Poster:
         self._token_file = config.token_file
         self._token_seen: tuple[int, int, int] | None = None
         self._token = ""
-        verify: ssl.SSLContext | bool = True
-        if config.ca_file is not None:
-            try:
-                verify = ssl.create_default_context(cafile=str(config.ca_file))
-            except (OSError, ssl.SSLError) as error:
-                raise ConfigError(f"upstream.ca_file: {config.ca_file}: {error}") from None
+        try:  # without a file: the authorities the system trusts
+            verify = ssl.create_default_context(cafile=None if config.ca_file is None else str(config.ca_file))
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"upstream.ca_file: {config.ca_file}: {error}") from None
         limits = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
         self._client: Any = httpx2.AsyncClient(
             verify=verify, proxy=config.proxy, trust_env=False, follow_redirects=False, timeout=config.timeout_seconds, http2=False,
@@ -72,7 +71,7 @@ class Poster:
         except trio.TooSlowError:
             return Answer(0, error=f"no answer within {self._seconds:g} s")
         except (self._httpx.ConnectError, self._httpx.ProxyError, OSError) as error:
-            return Answer(0, error=f"{type(error).__name__}: {error}"[:200])
+            return Answer(0, error=f"{type(error).__name__}: {_reason(error)}"[:MAX_REASON_CHARACTERS])
         except Exception as error:  # its text may repeat what was sent: the credential
             return Answer(0, error=type(error).__name__)
 
@@ -116,6 +115,16 @@ class Poster:
     async def close(self) -> None:
         """Cancellation leaves connections to the end of the process."""
         await self._client.aclose()
+
+
+def _reason(error: BaseException) -> str:
+    """What the system or the TLS library says, however deep it was wrapped: nothing of a request is in that."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and str(cause):
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__
+    return str(error)
 
 
 def make_shipper(
