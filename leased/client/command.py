@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _LEASES: Final = "leased.client.verbs"
 _WATCHING: Final = "leased.client.watch_verbs"
 _SCOPES: Final = "leased.client.scope_verbs"
+_USAGE: Final = "leased.client.usage_verb"
 
 VERBS: Final = {
     "acquire": (_LEASES, "take a lease"),
@@ -43,6 +44,7 @@ VERBS: Final = {
     "heartbeat": (_SCOPES, "arm a scope's dead-man switch"),
     "resume": (_SCOPES, "what a scope holds, and what its switch did"),
     "revoke": (_LEASES, "end somebody's lease by force (operators)"),
+    "usage": (_USAGE, "what was billed"),
     "info": (_LEASES, "about the daemon"),
 }
 """Where each verb lives (a module with a `VERBS` of its own), and the line about it on the help page."""

@@ -306,3 +306,21 @@ def test_wrong_usage_is_said(make_daemon: MakeDaemon, words: tuple[str, ...]) ->
 def test_without_any_state_the_command_says_what_to_do(make_daemon: MakeDaemon) -> None:
     code, _, err = command(make_daemon(), "list")
     assert code == 78 and "start the daemon once" in err
+
+
+def test_lease_usage_tells_people_and_programs(make_daemon: MakeDaemon) -> None:
+    daemon = billed(make_daemon)
+    refuse(daemon, 2)
+
+    def lease(*words: str) -> tuple[int, str]:
+        called = [sys.executable, "-m", "leased.client.command", "usage", "--socket", str(daemon.socket), *words]
+        done = subprocess.run(called, capture_output=True, text=True, timeout=60, cwd="/")
+        return done.returncode, done.stdout + done.stderr
+
+    code, out = lease()
+    assert code == 0
+    assert out.splitlines()[0] == "0.004 USDC in local: 2 refusals, 0 agent-lock calls."
+    code, out = lease("--json", "--since", "2200-01-01T00:00:00Z")
+    assert (code, json.loads(out)["amount"]) == (0, "0")
+    code, out = lease("--since", "yesterday")
+    assert code == 64 and "since must be an RFC 3339 instant" in out
