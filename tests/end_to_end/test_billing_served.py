@@ -324,3 +324,36 @@ def test_lease_usage_tells_people_and_programs(make_daemon: MakeDaemon) -> None:
     assert (code, json.loads(out)["amount"]) == (0, "0")
     code, out = lease("--since", "yesterday")
     assert code == 64 and "since must be an RFC 3339 instant" in out
+
+
+@pytest.mark.packages
+@pytest.mark.slow
+def test_a_daemon_with_a_wallet_pays_what_is_asked_within_its_caps(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    """The official package in a real daemon; the collector looks at the payment and does not settle it."""
+    payee, asset = "0x" + "ab" * 20, "0x036cbd53842c5426634e7929541ec2318f3dcf7e"
+    wallet = tmp_path / "wallet"
+    wallet.write_text("4c" * 32)
+    wallet.chmod(0o600)
+    collector = CollectorProcess(tmp_path, "--demand", "0.004", "--payee", payee)
+    try:
+        more = f'[x402]\nwallet_key_file = "{wallet}"\nnetworks = "eip155:84532"\nassets = "{asset}"\npayees = "{payee}"\n'
+        more += 'max_per_batch = "0.005"\nmax_per_day = "0.01"\n'
+        daemon = billed(make_daemon, collector.url, collector.token_file, more)
+        for count in (3, 2):
+            refuse(daemon, count)
+            with daemon.rpc() as rpc:
+                eventually(lambda rpc=rpc: rpc.call("usage")["pending_upstream"] == 0)
+        assert collector.totals()["events"] == 5
+        paid = daemon.events("upstream.paid")
+        assert [(line["amount"], line["events"], line["payee"]) for line in paid] == [("0.004", 3, payee), ("0.004", 2, payee)]
+        refuse(daemon, 1)  # a third would go above the cap of the day
+        eventually(lambda: daemon.events("upstream.unpaid"))
+        daemon.kill()
+        daemon.start()
+        eventually(lambda: len(daemon.events("upstream.unpaid")) == 2)
+        assert "max_per_day" in daemon.events("upstream.unpaid")[1]["error"]
+        assert collector.totals()["events"] == 5
+        assert json.loads(command(daemon, "list", "--json")[1])["failing"] == "unpaid"
+        assert "4c4c" not in daemon.logs()
+    finally:
+        collector.close()
