@@ -23,9 +23,10 @@ DEAD_VERSION: Final = 1
 COUNT_VERSION: Final = 1
 SEQUENCE: Final = struct.Struct(">Q")
 _SECONDS: Final = struct.Struct("<d")
+_COUNTS: Final = struct.Struct(">QQQ")  # micro-units, refusals, calls
+_PLACES: Final = struct.Struct(">QQ")  # the last event of an incarnation, the last place given in the outbox; then the incarnation
 _COPIED: Final = b"copied"
 _OVERFLOW: Final = b"overflow"
-_SEQUENCE: Final = b"sequence"
 FOLDED: Final = 0  # the hour that holds what was counted in hours too old to be told apart
 MAX_WHY_CHARACTERS: Final = 500
 
@@ -37,7 +38,7 @@ def encode_event(event: Event) -> bytes:
 def decode_event(record: bytes) -> Event:
     """Raises RecordDamaged or StateRefused."""
     try:
-        return Event(*json.loads(unseal(record, EVENT_VERSION, "event")))
+        return Event(*json.loads(unseal(record, EVENT_VERSION, "event").decode()))  # of bytes, json would first guess the encoding
     except (ValueError, TypeError) as error:
         raise RecordDamaged(f"an event record cannot be read: {error}") from error
 
@@ -55,36 +56,46 @@ class Waiting(NamedTuple):
 def copy_event(ledger: Any, transaction: Any, incarnation: str, number: int, record: bytes, most: int) -> None:
     """Take over event `number` of `incarnation`: into the outbox (unless `most` wait there already: then it is counted and
     the overflow with it), the billed-once records and the totals."""
-    known, last = _copied(transaction.get(_COPIED, db=ledger.meta))
+    known, last, place = _copied(transaction.get(_COPIED, db=ledger.meta))
     event = decode_event(record)
     if known == incarnation and number <= last:
         if event.kind == REFUSAL:  # a repeat may follow the `unbill` of an older record of the same fact
             transaction.put(bytes.fromhex(event.id), _when(event), db=ledger.billed, overwrite=False)
         return
-    transaction.put(_COPIED, seal(COUNT_VERSION, json.dumps([incarnation, number]).encode()), db=ledger.meta)
-    if event.kind == REFUSAL and not transaction.put(bytes.fromhex(event.id), _when(event), db=ledger.billed, overwrite=False):
-        return  # the same fact by another incarnation: it is in the outbox or shipped, and counted
-    _count(ledger, transaction, event)
-    if transaction.stat(ledger.outbox)["entries"] >= most:
-        _add(ledger, transaction, _OVERFLOW, 1)
-        return
-    cursor = transaction.cursor(db=ledger.outbox)
-    following = SEQUENCE.unpack(cursor.key())[0] + 1 if cursor.last() else 1
-    following = max(following, _number(transaction.get(_SEQUENCE, db=ledger.meta)) + 1)
+    new = event.kind != REFUSAL or transaction.put(bytes.fromhex(event.id), _when(event), db=ledger.billed, overwrite=False)
+    if new:  # else the same fact by another incarnation: it is in the outbox or shipped, and counted
+        _count(ledger, transaction, event)
+        if transaction.stat(ledger.outbox)["entries"] >= most:
+            _add(ledger, transaction, _OVERFLOW, 1)
+        else:
+            place = _put_last(ledger, transaction, place, record)
+    copied = seal(COUNT_VERSION, _PLACES.pack(number, place) + incarnation.encode())
+    transaction.put(_COPIED, copied, db=ledger.meta)
+
+
+def _put_last(ledger: Any, transaction: Any, place: int, record: bytes) -> int:
+    """At the end of the outbox, at a place never given before.  Returns it."""
+    following = place + 1
+    if place == 0:  # none was given, or what said so is damaged
+        for table in (ledger.outbox, ledger.dead):
+            cursor = transaction.cursor(db=table)
+            following = max(following, SEQUENCE.unpack(bytes(cursor.key()))[0] + 1) if cursor.last() else following
     transaction.put(SEQUENCE.pack(following), record, db=ledger.outbox)
-    transaction.put(_SEQUENCE, seal(COUNT_VERSION, SEQUENCE.pack(following)), db=ledger.meta)
+    return following
 
 
 def _when(event: Event) -> bytes:
     return seal(COUNT_VERSION, _SECONDS.pack(event.wall))
 
 
-def _copied(raw: Any) -> tuple[str, int]:
+def _copied(raw: Any) -> tuple[str, int, int]:
+    """(incarnation, its last event copied, the last place given in the outbox)."""
     try:
-        known, last = json.loads(unseal(bytes(raw), COUNT_VERSION, "copied")) if raw is not None else ("", 0)
-        return str(known), int(last)
-    except RecordDamaged:
-        return "", 0
+        body = unseal(bytes(raw), COUNT_VERSION, "copied") if raw is not None else bytes(_PLACES.size)
+        last, place = _PLACES.unpack_from(body)
+        return body[_PLACES.size :].decode(), last, place
+    except (RecordDamaged, struct.error):
+        return "", 0, 0
 
 
 def drop_shipped(ledger: Any, transaction: Any, sequences: list[int]) -> None:
@@ -134,8 +145,7 @@ def fold_hours(ledger: Any, transaction: Any, before: int) -> None:
         if FOLDED < _hour(key) < before:
             folded = key[:-8] + SEQUENCE.pack(FOLDED)
             sums = _counts(transaction.get(folded, db=ledger.totals)), _counts(raw)
-            added = [old + new for old, new in zip(*sums, strict=True)]
-            transaction.put(folded, seal(COUNT_VERSION, json.dumps(added).encode()), db=ledger.totals)
+            _put_counts(ledger, transaction, folded, *map(sum, zip(*sums, strict=True)))
             transaction.delete(key, db=ledger.totals)
 
 
@@ -155,19 +165,19 @@ REPEATABLE: Final = frozenset(OPS)
 def _count(ledger: Any, transaction: Any, event: Event) -> None:
     key = b"h" + event.namespace.encode() + b"\0" + SEQUENCE.pack(hour_of(event.wall))
     amount, refusals, calls = _counts(transaction.get(key, db=ledger.totals))
-    if event.kind == REFUSAL:
-        refusals += 1
-    else:
-        calls += 1
-    transaction.put(key, seal(COUNT_VERSION, json.dumps([amount + event.amount, refusals, calls]).encode()), db=ledger.totals)
+    refusal = event.kind == REFUSAL
+    _put_counts(ledger, transaction, key, amount + event.amount, refusals + refusal, calls + (not refusal))
+
+
+def _put_counts(ledger: Any, transaction: Any, key: bytes, amount: int, refusals: int, calls: int) -> None:
+    transaction.put(key, seal(COUNT_VERSION, _COUNTS.pack(amount, refusals, calls)), db=ledger.totals)
 
 
 def _counts(raw: Any) -> tuple[int, int, int]:
     """(micro-units, refusals, calls) of one hour; nothing where it is damaged."""
     try:
-        amount, refusals, calls = json.loads(unseal(bytes(raw), COUNT_VERSION, "total")) if raw is not None else (0, 0, 0)
-        return amount, refusals, calls
-    except (ValueError, TypeError):
+        return _COUNTS.unpack(unseal(bytes(raw), COUNT_VERSION, "total")) if raw is not None else (0, 0, 0)
+    except (RecordDamaged, struct.error):
         return 0, 0, 0
 
 
@@ -210,13 +220,24 @@ def read_state(ledger: Any) -> BillingState:
             for key, value in transaction.cursor(db=ledger.totals)
             if bytes(key[:1]) == b"h"
         }
-        waiting = [(event.namespace, event.wall) for _, event in _events(transaction, ledger.outbox, 1 << 62) if event is not None]
+        waiting = list(_waiting_facts(transaction, ledger))
         dead: dict[str, int] = {}
         for letter in dead_letters(transaction, ledger):
             namespace = letter.event.namespace if letter.event is not None else ""
             dead[namespace] = dead.get(namespace, 0) + 1
         copied = _copied(transaction.get(_COPIED, db=ledger.meta))
-        return BillingState(copied, billed, hours, waiting, dead, _number(transaction.get(_OVERFLOW, db=ledger.totals)))
+        return BillingState(copied[:2], billed, hours, waiting, dead, _number(transaction.get(_OVERFLOW, db=ledger.totals)))
+
+
+def _waiting_facts(transaction: Any, ledger: Any) -> Iterator[tuple[str, float]]:
+    """(namespace, wall) of all that waits.  There may be a million: no Event is made for this."""
+    namespace, wall = Event._fields.index("namespace"), Event._fields.index("wall")
+    for _, raw in transaction.cursor(db=ledger.outbox):
+        try:
+            fields = json.loads(unseal(raw, EVENT_VERSION, "event").decode())
+            yield fields[namespace], fields[wall]
+        except RecordDamaged:
+            continue
 
 
 def _billed(transaction: Any, ledger: Any) -> Iterator[tuple[bytes, float]]:
