@@ -129,7 +129,9 @@ def _parser() -> argparse.ArgumentParser:
 
     from leased import outbox_command
 
-    outbox = verbs.add_parser("outbox", help="billing events that upstream will not take: list, retry, drop", description=outbox_command.ABOUT)
+    outbox = verbs.add_parser(
+        "outbox", help="billing events that upstream will not take: list, retry, drop", description=outbox_command.ABOUT
+    )
     outbox.add_argument("--socket", metavar="PATH", help="the Unix socket of the daemon")
     outbox_command.configure(outbox)
     outbox.set_defaults(run=_outbox)
@@ -159,11 +161,11 @@ def _serve(options: argparse.Namespace) -> int:
     options.listening_at = str(config.socket)
     import trio
 
-    from leased import daemon, log
+    from leased import log, service
 
     log.configure(config.log.level, config.log.format)
     os.umask(0o077)
-    return trio.run(lambda: daemon.run(config, ready=lambda path: log.get_logger().info("daemon.ready", socket=str(path))))
+    return trio.run(lambda: service.run(config, ready=lambda path: log.get_logger().info("daemon.ready", socket=str(path))))
 
 
 def _check_config(options: argparse.Namespace) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from leased.errors import PeerError
@@ -10,6 +12,31 @@ from leased.model import Identity, Reply, Request
 
 class Unproven(Exception):
     """A bind needs to know the process at the other end, and the kernel does not say: the door asks for a proof, then calls again."""
+
+
+class Undelivered:
+    """Grants passed on to one that waited, (key hash, generation), each until the last byte of its answer has left."""
+
+    __slots__ = ("_answers", "_sent")
+
+    def __init__(self) -> None:
+        self._answers: deque[tuple[int, tuple[bytes, int]]] = deque()
+        self._sent = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._answers)
+
+    def __iter__(self) -> Iterator[tuple[bytes, int]]:
+        return iter([grant for _, grant in self._answers])
+
+    def add(self, grant: tuple[bytes, int], unsent_bytes: int) -> None:
+        """`unsent_bytes` of this connection, the answer's last byte included."""
+        self._answers.append((self._sent + unsent_bytes, grant))
+
+    def sent(self, octets: int) -> None:
+        self._sent += octets
+        while self._answers and self._answers[0][0] <= self._sent:
+            self._answers.popleft()
 
 
 class Peer(Protocol):
@@ -21,7 +48,7 @@ class Peer(Protocol):
     watch: Any
     process: Any
     bound: dict[bytes, int]
-    undelivered: list[tuple[bytes, int]]
+    undelivered: Undelivered
     out_bytes: int
     unread_bytes: int
 

@@ -54,7 +54,9 @@ class Limits:
     max_waiters_per_namespace: int = field(default=10_000, metadata=_by(integer(0, 1_000_000)))  # 0: nobody may wait
     max_waiters_per_key: int = field(default=1_000, metadata=_by(integer(0, 1_000_000)))
     max_waiters_per_connection: int = field(default=256, metadata=_by(integer(0, 1_000_000)))
-    max_spent_request_ids: int = field(default=200_000, metadata=_by(integer(1_000, 100_000_000)))  # 100 bytes of the map each, for a ttl
+    max_spent_request_ids: int = field(
+        default=200_000, metadata=_by(integer(1_000, 100_000_000))
+    )  # 100 bytes of the map each, for a ttl
     max_watchers_per_uid: int = field(default=64, metadata=_by(integer(0, 10_000)))
     max_switches_per_namespace: int = field(default=10_000, metadata=_by(integer(1, 1_000_000)))  # a durable record each
     max_billed_once_records: int = field(default=1_000_000, metadata=_by(integer(1_000, 100_000_000)))  # 100 bytes of memory each

@@ -1,15 +1,12 @@
-"""The daemon: open, recover, serve, drain.  The only place that knows everything.
+"""The daemon: its parts, serving, and the end in order.  The only place that knows everything.
 
 One trio task waits for the sockets, one for the time.  Both do their work in plain calls: nothing that decides ever awaits.
 """
 
 from __future__ import annotations
 
-import gc
-import signal
 import socket
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -18,34 +15,29 @@ import trio
 from leased.agent_lock import AgentLock
 from leased.agents import Agents
 from leased.billing import Billing
-from leased.binds import Binds, is_bind
+from leased.binds import Binds
 from leased.calls import Call
-from leased.clock import Clock, HostClock
+from leased.clock import Clock
 from leased.config import Config
 from leased.digests import Digests
 from leased.doors.lines import AnyPeer
-from leased.doors.listen import bind_tcp, bind_unix
 from leased.doors.pages import http_door
 from leased.doors.unix import Switchboard
-from leased.errors import StateRefused, StoreError
 from leased.gate import Gate
-from leased.generations import Generations, check_wall
+from leased.generations import Generations
 from leased.lessor import Lessor
 from leased.metrics import Meters, TimedWriter
+from leased.opening import Opened
 from leased.outbox_desk import OutboxDesk
-from leased.peers import Policy, group_id
+from leased.peers import Policy
 from leased.start import Start
-from leased.state.environment import DirectoryLock, NotWritten
 from leased.state.journal import Journal
-from leased.state.leases import Leases
-from leased.state.ledger import INITIALISED, Ledger, write_initialised
+from leased.state.ledger import INITIALISED, write_initialised
 from leased.state.outbox import read_state
-from leased.state.probe import probe
-from leased.state.recovery import TakenOver, take_over
 from leased.state.writer import WriterThread
 from leased.stop import copy_out
 from leased.switches import Switches
-from leased.systemd import Notifier, inherited
+from leased.systemd import Notifier
 from leased.tariff import Tariff
 from leased.upkeep import Upkeep
 from leased.upstream import Shipper
@@ -56,7 +48,6 @@ log = structlog.get_logger()
 
 LATE_SECONDS: Final = 0.1  # a loop later than this was deaf, and what waited in its sockets comes first
 TURNS_AT_ONCE: Final = 16  # turns before the rest of the loop gets a look in
-GC_ALLOCATIONS: Final = 20_000  # requests make no cycles: looking for them every 700 allocations is a tenth of their cost
 STOP_SECONDS: Final = 5.0  # for the last flush; a disk that hangs longer gets no clean mark
 
 
@@ -65,24 +56,19 @@ class FloorLost(Exception):
 
 
 class Daemon:
-    """All parts of one running daemon.  Made by `open_daemon`; `serve` runs it until `stop` is called or the floor is lost."""
+    """All parts of one running daemon, made inside a trio run; `serve` runs it until `stop` is called or the floor is lost."""
 
     def __init__(
         self,
         config: Config,
         clock: Clock,
-        locks: list[DirectoryLock],
-        leases: Leases,
-        ledger: Ledger,
-        taken: TakenOver,
+        opened: Opened,
         notifier: Notifier,
     ) -> None:
         self.config = config
         self.clock = clock
-        self.locks = locks
-        self.leases = leases
-        self.ledger = ledger
-        self.taken = taken
+        self.locks, self.leases, self.ledger, self.taken = opened
+        leases, ledger, taken = opened.leases, opened.ledger, opened.taken
         self._token = trio.lowlevel.current_trio_token()
         self.writer = WriterThread(ledger, self._token.run_sync_soon)
         self.meters = Meters()
@@ -146,6 +132,7 @@ class Daemon:
         self._stopping = trio.Event()
         self._checked_floor = 0.0
         self.floor_lost = False
+        self._initialised = False  # as far as we have looked
         self._shutting = False  # connections we close end no lease
 
     # ---- serving
@@ -239,10 +226,20 @@ class Daemon:
 
     def _flushed(self, number: int) -> None:
         self.upkeep.flushed(number)
-        if self.start.ledger_written and not (self.ledger.directory / INITIALISED).exists():
-            write_initialised(self.ledger.directory, self.taken.meta.install_id)
+        if self.start.ledger_written and not self._initialised:
+            self._initialise()
         self.board.flush()
         self._rearm()
+
+    def _initialise(self) -> None:
+        """Once in a state's life the loop waits for the disk.  What cannot be written now is tried again at the next flush."""
+        try:
+            if not (self.ledger.directory / INITIALISED).exists():
+                write_initialised(self.ledger.directory, self.taken.meta.install_id)
+        except OSError as error:
+            log.warning("store.flush_failed", error=f"{INITIALISED}: {error.strerror}", failures=self.journal.failures)
+        else:
+            self._initialised = True
 
     def _failed(self, number: int, error: Exception) -> None:
         self.upkeep.failed(number, error)
@@ -298,103 +295,3 @@ class Daemon:
             lock.close()
         log.info("daemon.stopped", clean=clean)
         return clean
-
-
-def open_daemon(config: Config, notifier: Notifier, clock: Clock | None = None) -> Daemon:
-    """Lock, open, take over.  Inside a trio run.  Raises StateLocked, StateRefused, StoreError or ConfigError: nothing is left open
-    that a process about to exit would have to close."""
-    clock = clock or HostClock()
-    check_wall(clock.now().wall)
-    locks = [DirectoryLock(config.state_dir), DirectoryLock(config.runtime_dir)]
-    _prove(config)
-    ledger = Ledger(config.state_dir)
-    leases = _open_leases(config)
-    try:
-        taken = take_over(leases, ledger, wait_out=config.wait_out_seconds, boot=clock.now().boot, boot_id=clock.boot_id())
-    except NotWritten as error:
-        raise StoreError(f"{config.state_dir} or {config.runtime_dir}: {error}") from error
-    log.info("daemon.starting", story=taken.story, recovering=taken.waiting, long_leases=len(taken.known))
-    if taken.rebuilt:
-        log.warning(
-            "ledger.rebuilt",
-            state_dir=str(config.state_dir),
-            lost="agent keys, billing events not yet shipped, switches told of elsewhere",
-        )
-    if taken.waiting:
-        log.warning("daemon.recovering", seconds=round(taken.meta.no_grant_before - clock.now().boot, 3))
-    return Daemon(config, clock, locks, leases, ledger, taken, notifier)
-
-
-def _prove(config: Config) -> None:
-    """A destroyed page would end this process with a signal, or an error that no restart mends, at every start.  A child reads both files first:
-    a ledger that it cannot read is refused, a volatile state is discarded like one that LMDB cannot open."""
-    data = config.state_dir / "data.mdb"
-    if _written(data) and (said := probe(config.state_dir)):
-        raise StateRefused(f"{data} is damaged ({said}): run `leased fsck`, then restore a backup, or move the directory away")
-    if _written(config.runtime_dir / "data.mdb") and (said := probe(config.runtime_dir)):
-        _discard(config, said)
-
-
-def _written(data: Path) -> bool:
-    return data.exists() and data.stat().st_size > 0
-
-
-def _discard(config: Config, why: str) -> None:
-    log.warning("leases.discarded", error=why)
-    for name in ("data.mdb", "lock.mdb"):
-        (config.runtime_dir / name).unlink(missing_ok=True)
-
-
-def _open_leases(config: Config) -> Leases:
-    """A volatile state that LMDB cannot open is worth nothing: it is made anew, and the ledger's rules say what waits for it."""
-    try:
-        return Leases(config.runtime_dir, config.max_leases)
-    except StateRefused as error:
-        _discard(config, str(error))
-        return Leases(config.runtime_dir, config.max_leases)
-
-
-async def run(config: Config, *, ready: Callable[[Path], None] | None = None) -> int:
-    """The whole life of a daemon process.  Returns the exit code."""
-    given = inherited()
-    notifier = Notifier()
-    gc.disable()  # a million records are read in one go, and none of what they become is garbage
-    daemon = open_daemon(config, notifier)
-    gc.freeze()
-    gc.set_threshold(GC_ALLOCATIONS, 20, 100)
-    gc.enable()
-    listeners = [socket.socket(fileno=each.descriptor) for each in given if not is_bind(each.name)]
-    daemon.binds.restored({each.name: each.descriptor for each in given if is_bind(each.name)})
-    bound = None
-    if not listeners:
-        gid = None if config.socket_group is None else group_id(config.socket_group, "socket_group")
-        listeners = [bind_unix(config.socket, config.socket_mode, gid)]
-        bound = config.socket.stat().st_ino
-    for address in config.http.listen:
-        listeners.append(bind_tcp(address.host, address.port))
-        log.info("http.listening", address=str(address._replace(port=listeners[-1].getsockname()[1])))
-
-    def say_ready() -> None:
-        notifier.ready(daemon.taken.story)
-        if ready is not None:
-            ready(config.socket)
-
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with trio.open_nursery() as nursery:
-
-            async def wait_for_signal() -> None:
-                async for number in signals:
-                    log.info("daemon.draining", signal=signal.Signals(number).name)
-                    daemon.stop()
-
-            nursery.start_soon(wait_for_signal)
-            await daemon.serve(listeners, say_ready)
-            nursery.cancel_scope.cancel()
-    notifier.stopping()
-    try:
-        if bound is not None and config.socket.stat().st_ino == bound:
-            config.socket.unlink()
-    except OSError:
-        pass
-    await daemon.shut()
-    return 70 if daemon.floor_lost else 0

@@ -1,8 +1,9 @@
 """Generations: one counter for the daemon, never below any number it ever handed out.
 
-next = max(last + 1, min(wall clock in µs, mark)).  `mark` is the high-water mark that is flushed in the ledger: nothing above it is handed
-out, so whatever is lost, a start from the mark can only jump forward.  Because the number follows the wall clock, an old backup or a lost
-directory jumps forward too, and it tells one tenant nothing of another's activity.
+next = max(last + 1, wall clock in µs); while that clock is past the mark, max(last + 1, mark - 30 s).  `mark` is the high-water mark
+that is flushed in the ledger: nobody is told a generation above it, so whatever is lost, a start from the mark can only jump forward.
+Because the number follows the wall clock, an old backup or a lost directory jumps forward too, and it tells one tenant nothing of
+another's activity.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ def check_wall(wall: float) -> None:
         raise StateRefused("the wall clock is past the year 2200: generations follow it, so set the clock before starting leased")
 
 
+HEADROOM: Final = MICROSECONDS  # how far above the mark may be decided on: a million grants while one flush is under way
+
+
 class Generations:
     """`last` and `mark` are generations; `raising` is the mark that has been sent to be flushed, 0 when none."""
 
@@ -33,17 +37,19 @@ class Generations:
         self.raising = 0
 
     def peek(self, wall: float) -> int | None:
-        """The next generation; None when there is none left below 2^53.  Nothing is used up.
+        """The next generation; None when there is none left below 2^53 or within HEADROOM of the mark.  Nothing is used up.
 
-        One above the mark may be decided on but must not be told to anybody before the raised mark is flushed.
+        One above the mark may be decided on but must not be told to anybody before the raised mark is flushed.  A wall clock past the mark has
+        stepped, or the host slept: half a minute's worth of numbers below the mark is left, which lasts until the mark has followed.  They
+        are above all that was handed out, for the mark was a whole block above the wall clock when it was raised.
         """
         clock = int(min(wall, LAST_WALL_SECONDS) * MICROSECONDS)
         if clock > self.mark:
-            clock = self.mark
+            clock = self.mark - RAISE_WITHIN
         following = self.last + 1
         if clock > following:
             following = clock
-        return following if following <= MAX_GENERATION else None
+        return following if following <= min(MAX_GENERATION, self.mark + HEADROOM) else None
 
     def wanted_mark(self, wall: float) -> int:
         """The mark to flush now, or 0 when the present one will do for a while."""

@@ -64,6 +64,7 @@ class Holdings:
         self.billing: Bills | None = None
         self.free = model.FREE
         self.unflushed: list[bytes] = []  # found marked so by `reread`
+        self.stalled = False  # a free key has a line and could not be granted: see Upkeep._each_second
         self.room = 0  # pages, an estimate that only errs downwards; see has_room
         self.counts: dict[str, int] = dict.fromkeys(
             ("granted", "renewed", "replayed", "released", "revoked", "lapsed", "switch_missed", "refused", "unknown", "undone"), 0
@@ -115,10 +116,13 @@ class Holdings:
             return None
 
     def is_live(self, key_hash: bytes, generation: int) -> bool:
-        """Outside a transaction: is the lease of exactly this generation live?"""
+        """Outside a transaction: is the lease of exactly this generation live?  False for a record that cannot be read."""
         with self.leases.environment.begin() as transaction:
             raw = transaction.get(key_hash, db=self.leases.leases)
-            record = decode_lease(bytes(raw)) if raw is not None else None
+        try:
+            record = decode_lease(raw) if raw is not None else None
+        except (RecordDamaged, StateRefused):
+            return False
         return record is not None and record.generation == generation and self.clock.now().boot < record.deadline
 
     def set_aside(self, key_hash: bytes) -> None:
@@ -151,6 +155,8 @@ class Holdings:
         lease = decision.lease
         assert lease is not None
         if lease.ttl > self.gate.wait_out or generation > self.generations.mark or self.journal.may_hold(key_hash):
+            if self.journal.full:
+                raise Unknown("store")
             lease = lease._replace(unflushed=True)
         elif call.agent_lock:
             self.price(call, key_hash, request.holder, decision.reply)
@@ -164,6 +170,8 @@ class Holdings:
 
     def renew(self, call: Call, key_hash: bytes, before: Lease, lease: Lease, reply: Reply) -> None:
         put = rules.needs_flush(lease.ttl, self.gate.wait_out, self.journal.ttl_of(key_hash, lease.generation))
+        if put and self.journal.full:
+            raise Unknown("store")
         if put and not before.unflushed:
             lease = lease._replace(unflushed=True, previous_ttl=before.ttl, previous_deadline=before.deadline)
         if call.agent_lock and not lease.unflushed:
@@ -185,7 +193,7 @@ class Holdings:
 
     def pass_on(self, key_hash: bytes) -> Lease | None:
         """The key is free: the first in its line that is still there gets it.  Part of the decision that freed it."""
-        if self.gate.closed or self.gate.recovering(self.now.boot):
+        if self.gate.closed or self.gate.shut or self.gate.recovering(self.now.boot):
             return None
         while (waiter := self.queues.first(key_hash)) is not None:
             if waiter.call.peer.gone():
@@ -200,7 +208,8 @@ class Holdings:
                 try:
                     lease = self.grant(waiter.call, waiter.request, waiter.ask, key_hash)
                 except Unknown:
-                    return None  # no room or no generation now: the line stays as it is and the next tick tries again
+                    self.stalled = True
+                    return None  # no room or no generation now: the line stays as it is and is looked at again within a second
                 except PeerError as error:
                     self.lane.after(waiter.call.refuse, error)
                 else:
@@ -218,8 +227,12 @@ class Holdings:
             reply["charge"] = self.billing.called(call.identity.namespace, key_hash, holder)
 
     def is_spent(self, rid: bytes) -> bool:
+        """True for a row that cannot be read: an attempt that may have been spent gets no second grant."""
         raw = self.lane.transaction.get(rid, db=self.leases.tombstones)
-        return raw is not None and self.now.judged < decode_tombstone(raw).until
+        try:
+            return raw is not None and self.now.judged < decode_tombstone(raw).until
+        except (RecordDamaged, StateRefused):
+            return True
 
     def _take(self, waiter: Waiter) -> None:
         waiter.taken = True
@@ -326,7 +339,9 @@ class Holdings:
         elif isinstance(request, model.RevokeRequest):
             call.answer({"revoked": None, "reason": unknown.reason, "retry_after_seconds": unknown.retry_after})
         else:
-            call.refuse(PeerError("internal", f"this cannot be done now ({unknown.reason}); try again in {unknown.retry_after:g} s"))
+            call.refuse(
+                PeerError("internal", f"this cannot be done now ({unknown.reason}); try again in {unknown.retry_after:g} s")
+            )
 
     # ---- small parts
 

@@ -110,11 +110,10 @@ class Index:
             del scope[lease.generation]
             if not scope:
                 del self._scopes[lease.namespace, lease.scope]
-        if lease.rid:
-            self.rids.pop(lease.rid, None)
+        if lease.rid and self.rids.get(lease.rid) == key_hash:  # else it is of a later attempt with another key
+            del self.rids[lease.rid]
         self.texts.pop(key_hash, None)
-        if len(self._due) > 64 and len(self._due) > 4 * len(self._due_of):
-            self._compact()
+        self._compact()
 
     def forget(self, key_hash: bytes) -> None:
         """A lease whose record could not be read any more: taken out wherever it stands.  Slow, and rare."""
@@ -131,8 +130,9 @@ class Index:
         self.texts.pop(key_hash, None)
 
     def _compact(self) -> None:
-        """Most entries are of leases long released: start the heap over from those that are live."""
-        self._due = sorted((deadline, key_hash) for key_hash, deadline in self._due_of.items())
+        """Start the heap over once most entries are of leases released or of deadlines moved since."""
+        if len(self._due) > 64 and len(self._due) > 4 * len(self._due_of):
+            self._due = sorted((deadline, key_hash) for key_hash, deadline in self._due_of.items())
 
     # ---- questions
 
@@ -158,6 +158,7 @@ class Index:
         if key_hash in self._due_of:
             heappush(self._due, (deadline, key_hash))
             self._due_of[key_hash] = deadline
+            self._compact()
 
     def of_scope(self, namespace: str, scope: str) -> list[bytes]:
         return list(self._scopes.get((namespace, scope), {}).values())

@@ -87,7 +87,9 @@ class Lane:
         for consequence, arguments in consequences:
             try:
                 consequence(*arguments)
-            except Exception:  # a mistake of ours: what is written stands, the others are told, and memory is rebuilt from the records
+            except (
+                Exception
+            ):  # a mistake of ours: what is written stands, the others are told, and memory is rebuilt from the records
                 log.exception("lane.failed", consequence=getattr(consequence, "__qualname__", "?"))
                 failed = True
         if failed:

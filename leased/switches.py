@@ -98,9 +98,9 @@ class Switches:
                 return
         else:
             assert request.expect_within is not None
-            if before is None and self._spaces.get(namespace, 0) >= self._max:
+            if before is None and self._spaces.get(namespace, 0) >= self._max and not self._forget_oldest_miss(namespace):
                 raise PeerError(
-                    "rate_limited", f"scope cannot be armed: {self._max} switches exist (limits.max_switches_per_namespace)"
+                    "rate_limited", f"scope cannot be armed: {self._max} switches are armed (limits.max_switches_per_namespace)"
                 )
             if not lessor.has_room():
                 raise Unknown("full")
@@ -110,6 +110,14 @@ class Switches:
             )
         self._put(key, switch)
         lessor.lane.after(call.answer, self._told(switch))
+
+    def _forget_oldest_miss(self, namespace: str) -> bool:
+        """Scopes are often named after a task, so those that were missed once would fill the namespace for ever.  False: all are armed."""
+        fallen = ((each.missed_wall, key) for key, each in self._all.items() if each.namespace == namespace and not each.armed)
+        _, key = min(fallen, default=(0.0, b""))
+        if key:
+            self._put(key, self._all[key]._replace(missed_wall=0.0))
+        return key != b""
 
     def resume(self, call: Call, request: model.ResumeRequest) -> None:
         """`resume_packet`: what the scope holds, and what its switch did."""
@@ -205,6 +213,10 @@ class Switches:
         self._unwritten[key] = switch
         if switch.armed:
             heappush(self._due, (switch.due, key))
+            if len(self._due) > 64 and len(self._due) > 4 * len(
+                self._all
+            ):  # most are of heartbeats that have been answered by later ones
+                self._due = sorted((each.due, name) for name, each in self._all.items() if each.armed)
 
     def _forget(self, key: bytes) -> None:
         switch = self._all.pop(key, None)

@@ -12,7 +12,9 @@ from typing import Final, NamedTuple
 from leased.config_values import amount_text
 from leased.model import Reply
 
-BILLED_REASONS: Final = frozenset({"held", "same_label", "wrong_fence", "wrong_holder"})  # not `spent`: that is the caller's own repeat
+BILLED_REASONS: Final = frozenset(
+    {"held", "same_label", "wrong_fence", "wrong_holder"}
+)  # not `spent`: that is the caller's own repeat
 REFUSAL: Final = "refusal"
 AGENT_LOCK: Final = "agent_lock"
 KINDS: Final = {REFUSAL: "leased.refusal.billed", AGENT_LOCK: "leased.agent_lock.called"}

@@ -40,13 +40,13 @@ class Upkeep:
         self.start = start
         self._last_tick = -math.inf
         self._sweep_size = SWEEP_AT_ONCE
-        self._again_at = math.inf
+        self._tombs_due = False
         self._was_recovering = True
 
     def next_wake(self) -> float:
         """The CLOCK_BOOTTIME at which `tick` wants to run again: at most a second away."""
         lessor = self.lessor
-        wakes = [self._last_tick + TICK_SECONDS, self._again_at]
+        wakes = [self._last_tick + TICK_SECONDS]
         for wake in (
             lessor.index.next_due(),
             lessor.holds.next_bound(),
@@ -62,7 +62,6 @@ class Upkeep:
         """Do what is due.  True when there is more of it than one transaction should hold: come back soon, after the sockets."""
         lessor = self.lessor
         lessor.now = now = lessor.instant(judged)
-        self._again_at = math.inf
         more = self._sweep()
         self.switches.fall()
         self.binds.retry()
@@ -74,6 +73,10 @@ class Upkeep:
         if now.boot >= self._last_tick + TICK_SECONDS:
             self._last_tick = now.boot
             self._each_second()
+            self._tombs_due = True
+        if self._tombs_due:
+            self._tombs_due = self._forget_spent()
+            more = more or self._tombs_due
         recovering = lessor.gate.recovering(now.boot) or bool(lessor.gate.closed)
         if self._was_recovering and not recovering:
             self._serve_lines()
@@ -222,25 +225,40 @@ class Upkeep:
     def _each_second(self) -> None:
         lessor = self.lessor
         boot = lessor.now.boot
-        if self.start.ledger_written:
+        if (
+            self.start.ledger_written and not lessor.journal.full
+        ):  # until there is room each switch waits once, not once a heartbeat
             self.switches.each_second()
         if self.billing is not None:
             self.billing.each_second()
-        due = lessor.tombs.take_due(boot, TOMBS_AT_ONCE)
+        if lessor.stalled:
+            lessor.stalled = False
+            self._serve_lines()
         healed = [key_hash for key_hash, until in lessor.damaged.items() if until <= boot]
-        outcome = lessor.lane.run(self._write_tick, due, healed)
-        if outcome is not Outcome.COMMITTED:
-            for rid in due:
-                lessor.tombs.add(rid, boot)
+        lessor.lane.run(self._write_tick, healed)
 
-    def _write_tick(self, rids: list[bytes], healed: list[bytes]) -> None:
+    def _forget_spent(self) -> bool:
+        """True when there are more: thousands of leases a second may be given back, so a second's worth is not one transaction."""
+        lessor = self.lessor
+        due = lessor.tombs.take_due(lessor.now.boot, TOMBS_AT_ONCE)
+        if due and lessor.lane.run(self._delete_spent, due) is not Outcome.COMMITTED:
+            for rid in due:
+                lessor.tombs.add(rid, lessor.now.boot)
+            return False
+        return len(due) == TOMBS_AT_ONCE
+
+    def _delete_spent(self, rids: list[bytes]) -> None:
         lessor = self.lessor
         transaction = lessor.lane.transaction
-        lessor.leases.put_tick(transaction, lessor.now.boot)
         for rid in rids:
             raw = transaction.get(rid, db=lessor.leases.tombstones)
             if raw is not None and not _kept(raw, lessor.now.boot):
                 transaction.delete(rid, db=lessor.leases.tombstones)
+
+    def _write_tick(self, healed: list[bytes]) -> None:
+        lessor = self.lessor
+        transaction = lessor.lane.transaction
+        lessor.leases.put_tick(transaction, lessor.now.boot)
         for key_hash in healed:
             transaction.delete(key_hash, db=lessor.leases.leases)
             lessor.lane.after(lessor.damaged.pop, key_hash)

@@ -83,8 +83,12 @@ class Views:
             key_hash = lessor.digests.key_hash(request.namespace or identity.namespace, request.key)
         record = lessor.standing(key_hash, request.key)
         namespace = request.namespace or (identity.namespace if request.key is not None else None)
-        if record is not None and namespace not in {None, record.namespace}:
-            record = None
+        if record is not None and namespace not in {
+            None,
+            record.namespace,
+        }:  # another's lease stands: what the ledger has of it stays
+            lessor.lane.after(call.answer, rules.revoke(None, lessor.now).reply)
+            return
         if record is None:
             lessor.gate.admit_unknown_key(lessor.now.boot)
         decision = rules.revoke(record, lessor.now)

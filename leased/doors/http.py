@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, NamedTuple
 
 from leased import rules
-from leased.calls import Call
+from leased.calls import Call, Undelivered
 from leased.doors.http_reading import Asked, Head, Reader
 from leased.doors.http_routes import ROUTES, Judge, Route, fields_of, judged, request_of, secret_of, split
 from leased.doors.problems import JSON, PROBLEM, Headers, Problem, encode, problem_of, response
@@ -115,7 +115,7 @@ class HttpPeer:
         self.out_bytes = 0
         self.unread_bytes = 0
         self.scheduled = False
-        self.undelivered: list[tuple[bytes, int]] = []
+        self.undelivered = Undelivered()
         self.bound: dict[bytes, int] = {}
         self.watch: Any = None
         self.process: Any = None
@@ -304,9 +304,9 @@ class HttpPeer:
         while slots and (done := slots[0].done) is not None:
             first = slots.popleft()
             self._first += 1
-            if first.passed_on is not None:
-                self.undelivered.append(first.passed_on)
             self._send(done)
+            if first.passed_on is not None:
+                self.undelivered.add(first.passed_on, self.out_bytes)
             if first.close:
                 self._deaf = self.ending = True
         if not slots:
@@ -320,10 +320,6 @@ class HttpPeer:
         if not self.scheduled:
             self.scheduled = True
             self._schedule(self)
-
-    def delivered(self) -> None:
-        """All of `out` has been sent."""
-        self.undelivered = []
 
     # ---- ends
 
@@ -359,7 +355,9 @@ class HttpPeer:
 
     def abandoned(self) -> None:
         """The connection is gone: grants that wait behind other answers will not be told of."""
-        self.undelivered += [slot.passed_on for slot in self._slots if slot.passed_on is not None]
+        for slot in self._slots:
+            if slot.passed_on is not None:
+                self.undelivered.add(slot.passed_on, self.out_bytes + 1)
         self._slots.clear()
 
     # ---- what the middle asks

@@ -19,6 +19,7 @@ from typing import Any, Final
 from leased.calls import Call
 
 MAX_PROOF_SECONDS: Final = 2.0  # an echo takes microseconds; a client that knows no `prove` gets its refusal after this
+MAX_WAITING_CALLS: Final = 64  # of one connection: what a client that never answers may make the daemon remember for that long
 _CREDENTIALS: Final = struct.Struct("3i")
 _SPACE: Final = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 from leased import frames
-from leased.calls import Call
-from leased.doors.proof import Challenge
+from leased.calls import Call, Undelivered
+from leased.doors.proof import MAX_WAITING_CALLS, Challenge
 from leased.errors import PeerError
 from leased.model import Identity, Reply
 from leased.schema import parse
@@ -104,7 +104,7 @@ class RpcPeer:
         self.out: list[bytes] = []
         self.out_bytes = 0
         self.scheduled = False
-        self.undelivered: list[tuple[bytes, int]] = []
+        self.undelivered = Undelivered()
         self.bound: dict[bytes, int] = {}
         self.watch: Any = None
         self.unread_bytes = 0  # of `out_bytes`, what the last attempt to send left behind
@@ -188,7 +188,10 @@ class RpcPeer:
         except OSError:
             call.refuse(_unproven())
             return
-        self.challenged.waiting.append(call)
+        if len(self.challenged.waiting) < MAX_WAITING_CALLS:
+            self.challenged.waiting.append(call)
+        else:
+            call.refuse(PeerError("rate_limited", f"bind: {MAX_WAITING_CALLS} calls of this connection wait for its proof already"))
 
     def _proof(self, msgid: int | None, params: Reply, batch: list[Call]) -> None:
         """The echo: right, the calls that waited for it are decided now; wrong, they are refused."""
@@ -226,11 +229,11 @@ class RpcPeer:
         self.pending -= 1
         if self.draining and not self.pending:
             self.ending = True
-        if call.passed_on is not None:
-            self.undelivered.append(call.passed_on)
         packed = frames.reply(call.msgid, reply)
         self.out.append(packed)
         self.out_bytes += len(packed)
+        if call.passed_on is not None:
+            self.undelivered.add(call.passed_on, self.out_bytes)
         if not self.scheduled:
             self.scheduled = True
             self._schedule(self)
@@ -247,10 +250,6 @@ class RpcPeer:
         """The connection is gone."""
         if self.challenged is not None:
             self.give_up_proof(self.challenged)
-
-    def delivered(self) -> None:
-        """All of `out` has been sent."""
-        self.undelivered = []
 
     def drain(self) -> None:
         """The client has closed its sending half: it gets the answers it is still owed, then the connection ends."""

@@ -131,6 +131,8 @@ class Switchboard:
             elif event & _IN and line not in self._backlog:
                 if len(batch) >= most:
                     self._first = descriptor if self._first < 0 else self._first
+                elif line.peer.full:
+                    self._watch(line, _OUT)
                 elif not self._read(line, batch):
                     ended.append(line)
         if batch:
@@ -223,15 +225,18 @@ class Switchboard:
             except OSError:
                 self.close(line)
                 return
+            if peer.undelivered:
+                peer.undelivered.sent(sent)
             if sent < len(packed):
                 peer.out = [packed[sent:]]
                 peer.out_bytes = peer.unread_bytes = len(packed) - sent
-                self._watch(line, _OUT if peer.full or peer.ending or peer.draining else _IN | _OUT)
+                waiting = peer.full or peer.ending or peer.draining
+                if line.mask == _OUT and not waiting:
+                    self._backlog[line] = None  # what was not taken while it was full comes before what it sends next
+                self._watch(line, _OUT if waiting else _IN | _OUT)
                 return
             peer.out = []
             peer.out_bytes = peer.unread_bytes = 0
-            if peer.undelivered:
-                peer.delivered()
             if peer.watch is not None:
                 peer.watch.drained()
         if peer.ending:

@@ -22,6 +22,9 @@ REPEATED: Final = (
 )  # applied again after a flush whose outcome is not known
 FIRST_RETRY_SECONDS: Final = 0.1
 MAX_RETRY_SECONDS: Final = 2.0
+MAX_WAITING: Final = (
+    100_000  # operations behind a disk that does not work, 30 MB; what still comes then are ends of leases known here
+)
 
 
 class Writer(Protocol):
@@ -78,6 +81,11 @@ class Journal:
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._flying or ())
+
+    @property
+    def full(self) -> bool:
+        """So much waits that nothing more should be begun which needs a flush: its answer would be null anyway."""
+        return len(self) >= MAX_WAITING
 
     def held(self) -> list[bytes]:
         """Every key the ledger may hold."""

@@ -94,7 +94,10 @@ class Leases:
             ) from error
 
     def reopen(self) -> None:
-        """After a failed commit the environment's memory of itself is not to be trusted."""
+        """After a failed commit the environment's memory of itself is not to be trusted.  Raises StoreError when the path leads elsewhere
+        by now: what is there is not what was promised on."""
+        if not self.in_place():
+            raise StoreError(f"{self.directory}/data.mdb is not the file that was opened")
         self.environment.close()
         self._open()
 

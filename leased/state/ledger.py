@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import lmdb
 
-from leased.errors import StateRefused
+from leased.errors import StateRefused, StoreError
 from leased.model import Lease
 from leased.state.agent_records import Agent, decode_agent
 from leased.state.environment import FILE_MODE, each, open_environment, translated
@@ -83,6 +83,9 @@ class Ledger:
         self.identity = (self.directory / "data.mdb").stat().st_ino
 
     def reopen(self) -> None:
+        """Raises StoreError when the path leads elsewhere by now, StateRefused, or lmdb's errors."""
+        if not self.in_place():
+            raise StoreError(f"{self.directory}/data.mdb is not the file that was opened")
         self.environment.close()
         self._open()
 
@@ -134,12 +137,14 @@ class Ledger:
 
     # ---- writing
 
-    def apply(self, ops: list[Op]) -> None:
+    def apply(self, ops: list[Op], *, prove: bool = False) -> None:
         """All of `ops`, in order, in one flushed transaction.  A put never lowers the ttl of its generation; a del deletes only its
-        generation.  Raises StoreError or StoreFull, and then the environment has been opened anew (or could not be)."""
+        generation.  `prove`: write something even if the operations change nothing.
+
+        Raises StoreError or StoreFull, and then the environment has been opened anew (or could not be)."""
         try:
             with translated(str(self.directory)), self.environment.begin(write=True) as transaction:
-                if not ops:  # asked only whether the disk works again: LMDB would not touch it for an empty transaction
+                if not ops or prove:  # does the disk work again?  LMDB touches it only when something has changed
                     transaction.put(b"proof", os.urandom(8), db=self.meta)
                 for op in ops:
                     _APPLY[op[0]](self, transaction, *op[1:])

@@ -111,15 +111,18 @@ def decode_lease(record: bytes) -> Lease:
     )
 
 
-def glances(rows: Iterable[tuple[bytes, bytes]], at: int = 0) -> Iterator[tuple[bytes, bytes, int, float, float]]:
+def glances(rows: Iterable[tuple[bytes, bytes]], at: int = 0, sealed: int = 0) -> Iterator[tuple[bytes, bytes, int, float, float]]:
     """(key, raw, generation, ttl, deadline) of every lease record that is sound: what a start needs of a million of them.
 
-    `at`: where the lease begins within an envelope, whose checksum covers it.  Raises StateRefused for a version of the future.
+    `at`: where the lease begins within an envelope of version `sealed`, whose checksum covers it.  Raises StateRefused for a version
+    of the future.
     """
     unpack, least = _GLANCE.unpack_from, at + _HEAD.size + 4
     for key, raw in rows:
         if len(raw) < least or crc32(raw) != _RESIDUE:
             continue
+        if at and raw[0] != sealed:
+            raise _future("ledger lease", raw[0])
         version, _, generation, ttl, deadline = unpack(raw, at)
         if version != LEASE_VERSION:
             raise _future("lease", version)

@@ -19,9 +19,10 @@ import secrets
 from typing import Final, NamedTuple
 
 from leased.errors import StateRefused
-from leased.model import MAX_TTL_SECONDS, Lease
+from leased.generations import HEADROOM
+from leased.model import MAX_GENERATION, MAX_TTL_SECONDS, Lease
 from leased.state.leases import Leases, LeasesMeta, Start
-from leased.state.ledger import INITIALISED, LEASE_AT, NOT_A_COPY, Ledger, LedgerLease, LedgerMeta, Op
+from leased.state.ledger import COPY_VERSION, INITIALISED, LEASE_AT, NOT_A_COPY, Ledger, LedgerLease, LedgerMeta, Op
 from leased.state.records import RecordDamaged, decode_lease, encode_lease, glances
 from leased.state.switch_records import decode_switch, encode_switch
 
@@ -208,7 +209,7 @@ def _store(leases: Leases, ledger: Ledger, found: _Found, meta: LeasesMeta, boot
     except RecordDamaged:
         last = 0
     if found.rows is not None and theirs is not None:
-        last = theirs.mark
+        last = min(MAX_GENERATION, theirs.mark + HEADROOM)  # a refusal may have named one above the mark that nobody was granted
     with leases.environment.begin(write=True) as transaction:
         if found.rows is not None:
             for table in (leases.leases, leases.tombstones, leases.meta, leases.events, leases.billed, leases.switches):
@@ -245,7 +246,7 @@ def _missing(leases: Leases, ledger: Ledger, wait_out: float, boot: float) -> tu
     with leases.environment.begin() as ours, ledger.environment.begin() as theirs:
         rows = glances(ours.cursor(db=leases.leases))
         row = next(rows, None)
-        for key_hash, _, generation, ttl, _ in glances(theirs.cursor(db=ledger.leases), LEASE_AT):
+        for key_hash, _, generation, ttl, _ in glances(theirs.cursor(db=ledger.leases), LEASE_AT, COPY_VERSION):
             # A copy of a short lease goes with the clean mark, so a ttl up to `wait_out` is nothing to rely on later.
             certain = ttl if ttl > wait_out else 0.0
             known[key_hash] = (generation, ttls.setdefault(certain, certain))

@@ -44,6 +44,7 @@ class WriterThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        unproven = True  # that the disk takes what is written
         while (work := self._work.get()) is not None:
             ops, done = work
             error: Exception | None = None
@@ -56,7 +57,9 @@ class WriterThread:
                 self._notify(lambda done=done, answer=answer, error=error: done(answer, error))  # type: ignore[misc]
                 continue
             try:
-                self._ledger.apply(ops)
+                self._ledger.apply(ops, prove=unproven)
+                unproven = False
             except Exception as raised:  # whatever it was, the lane must hear of it, or its callers wait for ever
+                unproven = True
                 error = raised if isinstance(raised, StoreError) else StoreError(f"the ledger's thread failed: {raised!r}")
             self._notify(lambda done=done, error=error: done(error))  # type: ignore[misc]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from leased.errors import StateRefused
 from leased.model import MAX_HOLDER_BYTES, MAX_SCOPE_BYTES, Lease, Tombstone
-from leased.state.ledger import LEASE_AT, NOT_A_COPY, LedgerLease, decode_ledger_lease, encode_ledger_lease
+from leased.state.ledger import COPY_VERSION, LEASE_AT, NOT_A_COPY, LedgerLease, decode_ledger_lease, encode_ledger_lease
 from leased.state.records import (
     RecordDamaged,
     decode_lease,
@@ -69,16 +69,16 @@ def test_a_lease_comes_back_as_it_was(lease: Lease) -> None:
     assert [type(value) for value in back] == [type(value) for value in lease]
 
 
-def glance(record: bytes, at: int = 0) -> tuple[Any, ...]:
+def glance(record: bytes, at: int = 0, sealed: int = 0) -> tuple[Any, ...]:
     """(generation, ttl, deadline) as a start sees it."""
-    found = list(glances([(b"k", record)], at))
+    found = list(glances([(b"k", record)], at, sealed))
     if not found:
         raise RecordDamaged
     return found[0][2:]
 
 
 def glance_ledger_lease(record: bytes) -> tuple[Any, ...]:
-    return glance(record, LEASE_AT)
+    return glance(record, LEASE_AT, COPY_VERSION)
 
 
 def entry(record: bytes) -> tuple[Any, ...]:

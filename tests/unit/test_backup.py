@@ -17,7 +17,7 @@ from states import BOOT, BOOT_ID, ENDED, FIRST, LONG, WALL
 from leased import backup, fsck
 from leased.errors import StateLocked, StateRefused, StoreError, StoreFull
 from leased.exits import WrongUse
-from leased.generations import Generations
+from leased.generations import HEADROOM, Generations
 from leased.state.environment import DirectoryLock, open_to_read
 from leased.state.leases import Leases
 from leased.state.ledger import Ledger
@@ -209,7 +209,7 @@ def test_a_restore_waits_the_longest_ttl_and_jumps_forward(root: Path, copy: Pat
         assert {op[1] for op in taken.first if op[0] == "del"} == {LONG, ENDED}
         generations = Generations(taken.last, taken.mark)
         wall = WALL + 7200.0
-        assert (generations.last, generations.mark) == (FIRST + 60_000_000, FIRST + 60_000_000)
+        assert (generations.last, generations.mark) == (FIRST + 60_000_000 + HEADROOM, FIRST + 60_000_000)
         generations.raising = generations.wanted_mark(wall)
         generations.raised()
         following = generations.peek(wall)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leased.errors import StateRefused
-from leased.generations import BLOCK, LAST_WALL_SECONDS, MICROSECONDS, RAISE_WITHIN, Generations, check_wall
+from leased.generations import BLOCK, HEADROOM, LAST_WALL_SECONDS, MICROSECONDS, RAISE_WITHIN, Generations, check_wall
 from leased.model import MAX_GENERATION
 
 WALL = 1_800_000_000.0
@@ -21,11 +21,16 @@ def test_a_clock_that_stands_behind_the_last_one_makes_the_next_one_follow_it(be
     assert Generations(NOW + behind, NOW + BLOCK + behind).peek(WALL) == NOW + behind + 1
 
 
-def test_a_clock_that_has_passed_the_mark_gives_the_mark_and_then_what_follows() -> None:
-    generations = Generations(NOW, NOW + 5)
-    assert generations.peek(WALL + 1) == NOW + 5
-    generations.last = NOW + 5
-    assert generations.peek(WALL + 1) == NOW + 6  # decided, but nobody may be told before a higher mark is flushed
+def test_a_clock_that_has_passed_the_mark_leaves_half_a_minute_of_numbers_below_it() -> None:
+    generations = Generations(NOW, NOW + BLOCK)
+    assert generations.peek(WALL + 86400) == NOW + BLOCK - RAISE_WITHIN
+    generations.last = NOW + BLOCK
+    assert generations.peek(WALL + 86400) == NOW + BLOCK + 1  # decided, but nobody may be told before a higher mark is flushed
+
+
+def test_only_so_many_are_decided_above_the_mark() -> None:
+    assert Generations(NOW + HEADROOM - 1, NOW).peek(WALL) == NOW + HEADROOM
+    assert Generations(NOW + HEADROOM, NOW).peek(WALL) is None
 
 
 def test_looking_uses_nothing_up() -> None:

@@ -31,6 +31,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "doors": ("doors", "doors.*"),
     "roof": (
         "daemon",
+        "opening",
+        "service",
         "systemd",
         "log",
         "exits",

@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from leased import __main__ as command
-from leased import daemon
+from leased import service
 from leased.errors import ConfigError, LeasedError, StateLocked, StateRefused, StoreError, StoreFull
 from leased.exits import WrongUse, first_of, judged
 from leased.state.environment import DirectoryLock
@@ -226,7 +226,7 @@ def test_an_error_out_of_a_nursery_is_unwrapped(run: Run, tmp_path: Path, monkey
                 deeper.start_soon(inner)
         return 0
 
-    monkeypatch.setattr(daemon, "run", fails)
+    monkeypatch.setattr(service, "run", fails)
     code, out, err = run("serve", socket=tmp_path / "socket")
     assert (code, out, err) == (69, "", "leased: the disk: is gone\n")
 
@@ -235,7 +235,7 @@ def test_a_mistake_of_the_program_is_told_without_its_text(run: Run, tmp_path: P
     async def fails(*_: object, **__: object) -> int:
         raise ZeroDivisionError("secret of a caller")
 
-    monkeypatch.setattr(daemon, "run", fails)
+    monkeypatch.setattr(service, "run", fails)
     code, _, err = run("serve", socket=tmp_path / "socket")
     assert code == 70
     assert "internal error: ZeroDivisionError; please report it with these lines" in err

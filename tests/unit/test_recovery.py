@@ -8,6 +8,7 @@ import pytest
 from worlds import World, world
 
 from leased.errors import StateRefused
+from leased.generations import HEADROOM
 from leased.model import MAX_TTL_SECONDS
 from leased.state.leases import Leases
 from leased.state.records import seal
@@ -238,7 +239,7 @@ def test_with_the_volatile_state_lost_generations_go_on_from_the_mark(w: World) 
     w.clock.wall -= 86400  # the clock is of no help
     w.lose_runtime()
     meta_mark = w.run().mark
-    assert w.taken.last == meta_mark >= before
+    assert w.taken.last - HEADROOM == meta_mark >= before  # one above the mark may have been named in a refusal
     w.pass_time(21)
     assert w.granted("B", 20)["generation"] > meta_mark
 

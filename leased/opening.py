@@ -1,0 +1,82 @@
+"""Opening the state of a daemon: locks first, then proof that it can be read at all, then what the start finds there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from leased.clock import Clock
+from leased.config import Config
+from leased.errors import StateRefused, StoreError
+from leased.generations import check_wall
+from leased.state.environment import DirectoryLock, NotWritten
+from leased.state.leases import Leases
+from leased.state.ledger import Ledger
+from leased.state.probe import probe
+from leased.state.recovery import TakenOver, take_over
+
+log = structlog.get_logger()
+
+
+class Opened(NamedTuple):
+    """Both directories locked, both environments open, and what was found in them."""
+
+    locks: list[DirectoryLock]
+    leases: Leases
+    ledger: Ledger
+    taken: TakenOver
+
+
+def open_state(config: Config, clock: Clock) -> Opened:
+    """Lock, open, take over.  Raises StateLocked, StateRefused or StoreError: nothing is left open that a process about to exit would
+    have to close."""
+    check_wall(clock.now().wall)
+    locks = [DirectoryLock(config.state_dir), DirectoryLock(config.runtime_dir)]
+    _prove(config)
+    ledger = Ledger(config.state_dir)
+    leases = _open_leases(config)
+    try:
+        taken = take_over(leases, ledger, wait_out=config.wait_out_seconds, boot=clock.now().boot, boot_id=clock.boot_id())
+    except NotWritten as error:
+        raise StoreError(f"{config.state_dir} or {config.runtime_dir}: {error}") from error
+    log.info("daemon.starting", story=taken.story, recovering=taken.waiting, long_leases=len(taken.known))
+    if taken.rebuilt:
+        log.warning(
+            "ledger.rebuilt",
+            state_dir=str(config.state_dir),
+            lost="agent keys, billing events not yet shipped, switches told of elsewhere",
+        )
+    if taken.waiting:
+        log.warning("daemon.recovering", seconds=round(taken.meta.no_grant_before - clock.now().boot, 3))
+    return Opened(locks, leases, ledger, taken)
+
+
+def _prove(config: Config) -> None:
+    """A destroyed page would end this process with a signal, or an error that no restart mends, at every start.  A child reads both files first:
+    a ledger that it cannot read is refused, a volatile state is discarded like one that LMDB cannot open."""
+    data = config.state_dir / "data.mdb"
+    if _written(data) and (said := probe(config.state_dir)):
+        raise StateRefused(f"{data} is damaged ({said}): run `leased fsck`, then restore a backup, or move the directory away")
+    if _written(config.runtime_dir / "data.mdb") and (said := probe(config.runtime_dir)):
+        _discard(config, said)
+
+
+def _written(data: Path) -> bool:
+    return data.exists() and data.stat().st_size > 0
+
+
+def _discard(config: Config, why: str) -> None:
+    log.warning("leases.discarded", error=why)
+    for name in ("data.mdb", "lock.mdb"):
+        (config.runtime_dir / name).unlink(missing_ok=True)
+
+
+def _open_leases(config: Config) -> Leases:
+    """A volatile state that LMDB cannot open is worth nothing: it is made anew, and the ledger's rules say what waits for it."""
+    try:
+        return Leases(config.runtime_dir, config.max_leases)
+    except StateRefused as error:
+        _discard(config, str(error))
+        return Leases(config.runtime_dir, config.max_leases)
