@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -245,14 +244,35 @@ async def test_a_credential_that_is_not_there_is_waited_for(tmp_path: Path) -> N
 # ---- TLS
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(certificate, key) of localhost, its own authority."""
-    home = tmp_path_factory.mktemp("tls")
-    cert, key = home / "cert.pem", home / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)]
-    subprocess.run(command, check=True, capture_output=True)
+CERTIFICATE = """\
+-----BEGIN CERTIFICATE-----
+MIIBlTCCATugAwIBAgIUf8IyWfSGzow9dg1LLLEw0UEuOIUwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyOTIxNDUzN1oYDzIxMjYxMTA1
+MjE0NTM3WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAATXWB0LkDk9WyNunZeYbUxPCSky/VlYjKDS7H3c/00an8wcLrzxX9uM
+tSYJ3tB77zcxsP+oFtZoq7pxzBsQ5cBjo2kwZzAdBgNVHQ4EFgQUYAgAcQDqX9ZH
+7TpgYa9j/5NhsQowHwYDVR0jBBgwFoAUYAgAcQDqX9ZH7TpgYa9j/5NhsQowDwYD
+VR0TAQH/BAUwAwEB/zAUBgNVHREEDTALgglsb2NhbGhvc3QwCgYIKoZIzj0EAwID
+SAAwRQIgdQKx642HH0j/GMEx2t2vl8GLuAQgNKKVF/kpG3ztCqUCIQD2F1kV6bmd
+/+sTRLJrD16H7SWp5WK5wKfL1drYiz9l8Q==
+-----END CERTIFICATE-----
+"""
+KEY = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg2XjuawsoHbIdQImt
+CbNkyeaiRRDZiJhzcIn0BKqR1kmhRANCAATXWB0LkDk9WyNunZeYbUxPCSky/VlY
+jKDS7H3c/00an8wcLrzxX9uMtSYJ3tB77zcxsP+oFtZoq7pxzBsQ5cBj
+-----END PRIVATE KEY-----
+"""
+"""Of localhost, its own authority, good for a hundred years, and worth nothing."""
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """(certificate, key)."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert.write_text(CERTIFICATE)
+    key.write_text(KEY)
     return cert, key
 
 
