@@ -87,7 +87,7 @@ class Binds:
                     raise PeerError("rate_limited", "bind: the daemon has no descriptor left to watch your process with") from None
                 raise PeerError("invalid_argument", 'bind "process" cannot be proven on this connection') from None
             process = self.adopt(peer, descriptor)
-        if process.dead:
+        if process.dead or process.descriptor < 0:  # its pidfd was let go with its last connection
             raise PeerError("invalid_argument", 'bind "process": the process that opened this connection has ended')
         return process
 
@@ -114,9 +114,7 @@ class Binds:
         try:
             process = self.prove(peer)
         except (PeerError, Unproven) as error:
-            log.warning(
-                "bind.kept", error=str(error), key_hash=key_hash.hex()
-            )  # the bind stays what it was, or only the ttl remains
+            log.debug("bind.kept", error=str(error), key_hash=key_hash.hex())  # the bind stays what it was, or only the ttl remains
             return
         if self._process_of.get(key_hash) is process and process.leases.get(key_hash) == lease.generation:
             return

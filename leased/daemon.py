@@ -215,8 +215,15 @@ class Daemon:
         return self.shipper.failing if self.shipper is not None else ""
 
     def _spawn(self, task: Callable[[], Awaitable[None]]) -> None:
-        if self._background is not None:
-            self._background.start_soon(task)
+        if self._background is not None and not self._stopping.is_set():  # a turn of the stop may still take a request for a page
+            self._background.start_soon(self._beside, task)
+
+    async def _beside(self, task: Callable[[], Awaitable[None]]) -> None:
+        """What goes wrong beside the leases ends none of them.  Cancellation leaves what the task says it leaves."""
+        try:
+            await task()
+        except Exception:
+            log.exception("lane.failed", operation=getattr(task, "__qualname__", "?"))
 
     def _hung_up(self, peer: AnyPeer) -> None:
         self.watchers.hung_up(peer)
@@ -225,6 +232,9 @@ class Daemon:
         self.lessor.hung_up(peer)
 
     def _flushed(self, number: int) -> None:
+        boot = self.clock.now().boot
+        if boot > self._wake + LATE_SECONDS:  # a flush may end a pause as a socket or the time may
+            self.board.turn(self._deaf(boot))
         self.upkeep.flushed(number)
         if self.start.ledger_written and not self._initialised:
             self._initialise()

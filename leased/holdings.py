@@ -6,7 +6,6 @@ commit: indexes, ledger operations, answers.  Nothing here reads a request's mea
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 import structlog
@@ -18,6 +17,7 @@ from leased.companions import Bills, Binding, Watching
 from leased.config_keys import Limits
 from leased.digests import Digests
 from leased.errors import PeerError, StateRefused
+from leased.fences import Fences
 from leased.gate import Gate, Unknown
 from leased.generations import Generations
 from leased.holds import Held, Hold, Holds, bound
@@ -34,7 +34,6 @@ from leased.tombs import Tombs
 
 log = structlog.get_logger()
 
-FENCES_DRAWN_AT_ONCE: Final = 64  # one system call for as many; they wait in memory as bytes nobody has been told
 TOMBSTONE_BYTES: Final = 192  # a remembered request_id, 96 bytes in a half-filled tree
 LAPSED: Final = "lapsed"
 DAMAGED_SECONDS: Final = model.MAX_TTL_SECONDS  # a record that cannot be read may have promised this much
@@ -67,10 +66,23 @@ class Holdings:
         self.stalled = False  # a free key has a line and could not be granted: see Upkeep._each_second
         self.room = 0  # pages, an estimate that only errs downwards; see has_room
         self.counts: dict[str, int] = dict.fromkeys(
-            ("granted", "renewed", "replayed", "released", "revoked", "lapsed", "switch_missed", "refused", "unknown", "undone"), 0
+            (
+                "granted",
+                "renewed",
+                "replayed",
+                "released",
+                "revoked",
+                "lapsed",
+                "switch_missed",
+                "refused",
+                "unknown",
+                "undone",
+                "full",
+            ),
+            0,
         )
         self._boot_id = clock.boot_id()
-        self._fences = b""
+        self._fences = Fences()
         self._last_stored = 0
         self._mark_number = 0
         self.now = self.instant()
@@ -146,11 +158,12 @@ class Holdings:
                 "ask for a shorter ttl_seconds, or without request_id",
             )
         if not self.has_room():
+            self.counts["full"] += 1
             raise Unknown("full")
         generation = self.generations.peek(self.now.wall)
         if generation is None:
             raise Unknown("generations")
-        fence = self._fence()
+        fence = self._fences.draw()
         decision = rules.lease(None, request, ask, self.now, Fresh(generation, fence, self.digests.proof(fence)))
         lease = decision.lease
         assert lease is not None
@@ -278,6 +291,7 @@ class Holdings:
         self.index.moved(key_hash, lease.deadline)
         if lease.bind and self.binding is not None:
             self.binding.bound(key_hash, lease, call.peer)
+        put = put or (lease.unflushed and key_hash not in self.holds)  # marked, but what flushed it could not be noted: once more
         number = self.journal.put(key_hash, LedgerLease(lease)) if put else None
         if lease.unflushed:
             self.holds.add(key_hash, lease.generation, number, bound(self.now.boot, lease.ttl), Held(call, reply))
@@ -291,7 +305,8 @@ class Holdings:
         if lease.bind and self.binding is not None:
             self.binding.bound(key_hash, lease, call.peer)
         if lease.unflushed:
-            self.holds.add(key_hash, lease.generation, None, bound(self.now.boot, lease.ttl), Held(call, reply))
+            number = self.journal.put(key_hash, LedgerLease(lease)) if key_hash not in self.holds else None
+            self.holds.add(key_hash, lease.generation, number, bound(self.now.boot, lease.ttl), Held(call, reply))
         else:
             call.answer(reply)
 
@@ -345,15 +360,6 @@ class Holdings:
 
     # ---- small parts
 
-    def _fence(self) -> int:
-        while True:
-            if len(self._fences) < 8:
-                self._fences = os.urandom(8 * FENCES_DRAWN_AT_ONCE)
-            fence = int.from_bytes(self._fences[:8], "big") >> 1
-            self._fences = self._fences[8:]
-            if fence >= model.MIN_FENCE:
-                return fence
-
     def raise_mark(self) -> int:
         """Queue the next high-water mark if it is time to.  Returns the flush that carries the latest one, 0 when none is under way."""
         wanted = self.generations.wanted_mark(self.now.wall)
@@ -366,9 +372,6 @@ class Holdings:
         if self._mark_number and number >= self._mark_number:
             self._mark_number = 0
             self.generations.raised()
-
-    def count(self, what: str) -> None:
-        self.counts[what] += 1
 
     def leases_meta(self, meta: LeasesMeta) -> None:
         self.leases.put_meta(self.lane.transaction, meta)

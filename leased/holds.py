@@ -54,6 +54,9 @@ class Holds:
             hold.number = number
         hold.held.append(held)
 
+    def __contains__(self, key_hash: bytes) -> bool:
+        return key_hash in self._by_key
+
     def pop(self, key_hash: bytes) -> Hold | None:
         return self._by_key.pop(key_hash, None)
 
@@ -83,5 +86,5 @@ class Holds:
     def pop_plain_failed(self, number: int, now: float) -> Iterator[Held]:
         """Those whose flush has failed or whose bound has passed, with the null answer."""
         failed = [item for item in self._plain if item[0] <= number or item[1] <= now]
-        self._plain = [item for item in self._plain if item not in failed]
+        self._plain = [item for item in self._plain if item[0] > number and item[1] > now]
         return iter([Held(item[2].call, item[3]) for item in failed])

@@ -58,7 +58,6 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "log.unknown_event": "a line was logged under a name that is not in this list",
         "loop.late": "the daemon was deaf for a while; that time lapses no lease",
         "peer.limit": "a caller reached a limit and was refused",
-        "peer.refused": "a connection was ended because of what its peer sent or is",
         "record.set_aside": "a damaged record was taken out of use",
         "scope.switch_missed": "a dead-man switch fell: the leases of its scope were released",
         "store.commit_failed": "a decision could not be committed: its callers were answered null",

@@ -111,10 +111,10 @@ class Queues:
             heappop(self._ends)
         return self._ends[0][0] if self._ends else None
 
-    def ended(self, now: float) -> list[Waiter]:
-        """Those whose wait is over.  They are still in the queue: `remove` them when answered."""
+    def ended(self, now: float, limit: int = 1 << 62) -> list[Waiter]:
+        """Up to `limit` of those whose wait is over.  They are still in the queue: `remove` them when answered."""
         found: dict[Waiter, None] = {}  # one that was put back is in the heap twice
-        while self._ends and self._ends[0][0] <= now:
+        while self._ends and self._ends[0][0] <= now and len(found) < limit:
             waiter = heappop(self._ends)[2]
             if not waiter.gone:
                 found[waiter] = None

@@ -99,6 +99,8 @@ class Start:
         return kept
 
     def tick(self, boot: float) -> None:
+        if self._lessor.lane.broken:
+            return
         if not self.started:
             self._advance()
         elif not self._lessor.gate.settled and boot >= self._lessor.gate.no_grant_before and not self._settling:

@@ -23,9 +23,6 @@ class Tombs:
         self._buckets.setdefault(int(until) // BUCKET_SECONDS + 1, bytearray()).extend(rid)
         self.total += 1
 
-    def next_due(self) -> float | None:
-        return min(self._buckets) * float(BUCKET_SECONDS) if self._buckets else None
-
     def take_due(self, now: float, limit: int) -> list[bytes]:
         """Up to `limit` rids whose rows may be deleted.  They are forgotten here; `add` them again if the deletion fails."""
         found: list[bytes] = []

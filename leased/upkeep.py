@@ -28,6 +28,7 @@ log = structlog.get_logger()
 SWEEP_AT_ONCE: Final = 256  # lapses in one transaction: 20,000 that fall together must not keep a renewal waiting for 20 ms
 TOMBS_AT_ONCE: Final = 1024
 TICK_SECONDS: Final = 1.0
+SAY_FULL_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 0.5  # after a transaction that could not be written
 
 
@@ -42,6 +43,8 @@ class Upkeep:
         self._sweep_size = SWEEP_AT_ONCE
         self._tombs_due = False
         self._was_recovering = True
+        self._flushes_fail = False
+        self._said_full = (0, -math.inf)
 
     def next_wake(self) -> float:
         """The CLOCK_BOOTTIME at which `tick` wants to run again: at most a second away."""
@@ -119,7 +122,7 @@ class Upkeep:
     def _end_waits(self) -> None:
         """Waits that are over get the refusal that stands now."""
         lessor = self.lessor
-        for waiter in lessor.queues.ended(lessor.now.boot):
+        for waiter in lessor.queues.ended(lessor.now.boot, SWEEP_AT_ONCE):  # the others a millisecond later
             if lessor.lane.run(lessor.end_wait, waiter) is not Outcome.COMMITTED:
                 lessor.queues.remove(waiter)
                 lessor.answer_unknown(waiter.call, Unknown("store"))
@@ -151,12 +154,15 @@ class Upkeep:
                 self._tell_unknown(hold, "store")
         for held in lessor.holds.pop_plain(number):
             held.call.answer(held.reply)
+        if self._flushes_fail:
+            self._flushes_fail = False
+            log.info("store.flush_recovered", failures=lessor.journal.failures)
         lessor.mark_flushed(number)
         self.start.flushed(number)
         if self.billing is not None:
             self.billing.flushed(number)
         self._raise_mark()  # beside the start's second flush, so that the first grant has a generation
-        self._serve_after_flush()
+        self._serve_stalled()
         lessor.journal.kick(lessor.now.boot)
 
     def _confirm(self, ready: list[tuple[bytes, Hold]]) -> None:
@@ -177,7 +183,9 @@ class Upkeep:
     def failed(self, number: int, error: Exception) -> None:
         """Flush `number` may have happened or not: fresh grants that waited for it are undone, renewals go back."""
         lessor = self.lessor
-        log.warning("store.flush_failed", error=str(error), failures=lessor.journal.failures)
+        if not self._flushes_fail:  # once for all of them: a full disk lasts
+            self._flushes_fail = True
+            log.warning("store.flush_failed", error=str(error), failures=lessor.journal.failures)
         lessor.now = lessor.instant()
         self._take_back(lessor.holds.ready(number), "store")
         for held in lessor.holds.pop_plain_failed(number, -math.inf):
@@ -208,16 +216,19 @@ class Upkeep:
         else:
             lessor.lane.transaction.put(key_hash, encode_lease(before), db=lessor.leases.leases)
             lessor.lane.after(lessor.index.moved, key_hash, before.deadline)
-            lessor.lane.after(lessor.count, "undone")
+            lessor.lane.after(self._count_undone)
+
+    def _count_undone(self) -> None:
+        self.lessor.counts["undone"] += 1
 
     def _tell_unknown(self, hold: Hold, reason: str) -> None:
         for held in hold.held:
             self.lessor.answer_unknown(held.call, Unknown(reason))
 
-    def _serve_after_flush(self) -> None:
-        """A waiter whose key could not be granted for want of a generation or of the ledger is looked at again."""
-        lessor = self.lessor
-        if lessor.queues and lessor.journal.failures:
+    def _serve_stalled(self) -> None:
+        """A line whose free key could not be granted (no room, no generation, a full journal) is looked at again."""
+        if self.lessor.stalled:
+            self.lessor.stalled = False
             self._serve_lines()
 
     # ---- each second
@@ -231,11 +242,17 @@ class Upkeep:
             self.switches.each_second()
         if self.billing is not None:
             self.billing.each_second()
-        if lessor.stalled:
-            lessor.stalled = False
-            self._serve_lines()
+        self._serve_stalled()
+        self._say_full(boot)
         healed = [key_hash for key_hash, until in lessor.damaged.items() if until <= boot]
         lessor.lane.run(self._write_tick, healed)
+
+    def _say_full(self, boot: float) -> None:
+        """Once a minute at most, while grants are refused for want of room."""
+        full = self.lessor.counts["full"]
+        if full > self._said_full[0] and boot >= self._said_full[1] + SAY_FULL_SECONDS:
+            self._said_full = (full, boot)
+            log.warning("store.full", grants_refused=full, leases=len(self.lessor.index))
 
     def _forget_spent(self) -> bool:
         """True when there are more: thousands of leases a second may be given back, so a second's worth is not one transaction."""

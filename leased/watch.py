@@ -84,9 +84,6 @@ class Watchers:
     def _begin(self, call: Call, request: model.WatchRequest) -> None:
         peer = call.peer
         identity = call.identity
-        if not hasattr(peer, "notify"):
-            call.refuse(PeerError("invalid_argument", "watch needs a MessagePack-RPC connection"))
-            return
         if peer.watch is not None:
             call.refuse(PeerError("invalid_argument", "watch is on already for this connection: unwatch first, or open another"))
             return

@@ -344,7 +344,7 @@ def run_leased(*arguments: str | Path, seconds: float = READY_SECONDS, **variabl
 def environment() -> dict[str, str]:
     """Ours, with the package found where these tests lie and nothing that would tell the daemon of other directories."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LEASE", "XDG_", "STATE_DIR", "RUNTIME_DIR"))}
-    return kept | {"PYTHONPATH": str(ROOT)}
+    return kept | {"PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": tempfile.gettempdir()}  # a login has one; cron and CI may not
 
 
 def throw_away_directory() -> Path:

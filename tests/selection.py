@@ -16,7 +16,7 @@ import pytest
 ALL = os.environ.get("LEASED_TEST_ALL", "") not in {"", "0"}
 LEFT_OUT = {
     "root": "need root (mounts, namespaces, power cuts)",
-    "packages": "need packages (libfaketime, curl, promtool, prometheus-client, schemathesis)",
+    "packages": "need packages (libfaketime, curl, promtool, prometheus-client, schemathesis, x402)",
 }
 HOW = "LEASED_TEST_ALL=1 runs them, as root; .ci/run installs what they need first"
 _counted = pytest.StashKey[Counter[str]]()

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Final
+
+import structlog
 
 from leased.config_keys import Limits
 from leased.doors.rpc import Allowance
+
+log = structlog.get_logger()
+
+SAY_SECONDS: Final = 60
 
 
 class Callers:
@@ -14,16 +21,21 @@ class Callers:
         self._connections: dict[Hashable, int] = {}
         self._allowances: dict[Hashable, Allowance] = {}
         self._total = 0
+        self._turned_away = 0
+        self._seconds = 0
 
     def refusal(self, caller: Hashable, *, local: bool) -> str:
         """Why one more connection of this caller is turned away; empty when it is welcome."""
-        if self._total >= self._limits.max_connections:
-            return f"{self._limits.max_connections} connections are open, the limit (limits.max_connections)"
         standing = self._connections.get(caller, 0)
-        if standing >= self._limits.max_connections_per_uid:
+        if self._total >= self._limits.max_connections:
+            why = f"{self._limits.max_connections} connections are open, the limit (limits.max_connections)"
+        elif standing >= self._limits.max_connections_per_uid:
             who = "your user" if local else "your address"
-            return f"{who} has {standing} connections open, the limit (limits.max_connections_per_uid)"
-        return ""
+            why = f"{who} has {standing} connections open, the limit (limits.max_connections_per_uid)"
+        else:
+            return ""
+        self._turned_away += 1
+        return why
 
     def enter(self, caller: Hashable) -> Allowance | None:
         """One more connection.  Returns what its requests are counted against, if they are bounded."""
@@ -44,6 +56,11 @@ class Callers:
             del self._connections[caller]
 
     def each_second(self) -> None:
+        """Refill the allowances; say once a minute how many connections were turned away."""
+        self._seconds += 1
+        if self._turned_away and self._seconds >= SAY_SECONDS:
+            log.warning("peer.limit", connections_turned_away=self._turned_away)
+            self._turned_away = self._seconds = 0
         for caller, allowance in list(self._allowances.items()):
             allowance.refill()
             if caller not in self._connections:

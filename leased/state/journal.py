@@ -131,8 +131,9 @@ class Journal:
     # ---- flushing
 
     def kick(self, now: float, *, force: bool = False) -> None:
-        """Start a flush if one is wanted and none is under way.  Called at the end of each batch and tick."""
-        if self._flying is not None or not (self._queue or self.unsettled or force) or now < self._retry_at:
+        """Start a flush if one is wanted and none is under way.  Called at the end of each batch and tick.  `force`: even if nothing is
+        queued, and without waiting for the pause after a failure to end."""
+        if self._flying is not None or not (self._queue or self.unsettled or force) or (now < self._retry_at and not force):
             return
         self._flying, self._queue = self._queue, []
         self.open_number += 1

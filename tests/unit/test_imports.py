@@ -24,7 +24,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "state": ("state", "state.*"),
     "middle": (
-        *("lessor", "lane", "gate", "start", "upkeep", "index", "tombs", "holds", "holdings", "queues", "switches"),
+        *("lessor", "lane", "gate", "start", "upkeep", "index", "fences", "tombs", "holds", "holdings", "queues", "switches"),
         *("watch", "peers", "views", "binds", "billing", "companions", "stop", "handler", "limits", "agents", "agent_lock"),
         *("metrics", "health", "upstream", "upstream_http", "payer", "wallet", "outbox_desk"),
     ),

@@ -150,7 +150,7 @@ def test_no_form_shows_a_credential_or_a_key(tmp_path: Path, form: str) -> None:
         assert log.configure(format="auto" if form == "journal" else form, stream=stream, environ=environ) == form
         named = dict.fromkeys(log.CREDENTIALS, FENCE)
         nested = {"fields": [{"fence": FENCE, "uid": 7}]}
-        log.get_logger().error("peer.refused", asked=Asked("k", int(FENCE)), reply=nested, pair=(Asked("k", int(FENCE)),), **named)
+        log.get_logger().error("peer.limit", asked=Asked("k", int(FENCE)), reply=nested, pair=(Asked("k", int(FENCE)),), **named)
     text = path.read_text()
     assert FENCE not in text
     assert "(withheld)" in text

@@ -30,6 +30,7 @@ Run = Callable[..., tuple[int, str, str]]
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Runs a verb on the directories below tmp_path; the exit code and what was printed on both streams."""
     (tmp_path / "empty.toml").write_text("")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # a login has one; cron and CI may not
     before = os.umask(0o022)
 
     def ran(*words: str, **paths: Path) -> tuple[int, str, str]:
