@@ -163,7 +163,8 @@ class KeyJudge:
                 self._complain(f"released another generation than the fence's {grant.generation} (section 2)", record)
             if record.params.get("holder", grant.holder) != grant.holder:
                 self._complain("released for another holder (section 6: right fence, other holder: not_holder)", record)
-            if grant.dead_why == "released":
+            back = self.history.unclean_between(grant.lowest, record.by)  # promise 4: late by one ttl, a release may be forgotten
+            if grant.dead_why == "released" and not back:
                 self._complain(f"generation {grant.generation} released twice (section 6: own release repeated is expired)", record)
             grant.ended_maybe(record.sent)
             grant.presented_maybe(record.sent)
