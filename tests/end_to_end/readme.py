@@ -104,7 +104,7 @@ _VARYING = (
     (r"\b\d\d:\d\d:\d\d\b", "CLOCK"),
     (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UUID"),
     (r"\b(?=[0-9a-f]*[a-f])[0-9a-f]{32,40}\b", "HEX"),
-    (r"[\w.-]+@[\w.-]+:\d+", "HOLDER"),
+    (r"[\w.-]+@[\w.-]+:\d+|agent-lock:[0-9a-f]{8}", "HOLDER"),
     (r"/\S*/(?=leased\.sock|state\b)", "PATH/"),
     (r"\b\d+(\.\d+)?(?= (s|min)\b)", "DURATION"),
     (r"\b\d+\.\d+(e-?\d+)?\b", "FRACTION"),

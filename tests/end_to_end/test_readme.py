@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import readme
 from daemons import ROOT, Daemon, MakeDaemon
 
-from leased import errors, exits, rules
+from leased import errors, exits, log, metrics, rules
 from leased.__main__ import _parser as leased_parser
 from leased.client import command, shell
 from leased.config import describe, parse
@@ -52,6 +53,32 @@ def test_every_line_of_the_tour_runs_and_prints_what_is_printed_there(tmp_path: 
             assert readme.steady(now.output) == readme.steady(step.output), step.command
     finally:
         shutil.rmtree("/dev/shm/leased-tour", ignore_errors=True)
+
+
+@pytest.mark.packages  # curl
+@pytest.mark.parametrize("title", ["Agent keys"])
+def test_every_line_of_a_session_prints_what_is_printed_there(title: str, tmp_path: Path) -> None:
+    (tmp_path / "contrib").symlink_to(ROOT / "contrib")
+    steps = [step._replace(command=_on_free_ports(step.command)) for step in readme.session(readme.section(title))]
+    assert len(steps) > 5
+    try:
+        for step, now in zip(steps, readme.played(steps, tmp_path), strict=True):
+            assert readme.steady(now.output) == readme.steady(step.output), step.command
+    finally:
+        for folder in set(re.findall(r"/dev/shm/[a-z-]+", readme.section(title))):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _on_free_ports(text: str) -> str:
+    """The addresses README names, at ports nobody has on this host."""
+    return re.sub(r"(?<=127\.0\.0\.1:)\d+", lambda port: str(_free_port(port[0])), text)
+
+
+@cache
+def _free_port(named: str) -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 @pytest.mark.parametrize("title", ["Sixty seconds", "The one thing to get right"])
@@ -171,7 +198,22 @@ def test_the_paths_of_http_are_the_doors() -> None:
         told[path.strip("`")] = operation[1] if operation else ""
     assert told == {f"{route.method} {path}": route.operation for path, route in ROUTES.items()}
     statuses = set(map(int, re.findall(r"\b[345]\d\d\b", readme.section("HTTP"))))
-    assert statuses == {status for status in PHRASES if status not in {200, 501}}
+    assert statuses == {status for status in PHRASES if status != 200}
+
+
+def test_the_metrics_told_are_those_there_are() -> None:
+    source = Path(metrics.__file__).read_text()
+    made = re.findall(r'(counter|gauge|histogram|\w+MetricFamily)\(\s*"(leased_\w+)"', source)
+    there = {f"{name}_total" if kind in {"counter", "CounterMetricFamily"} else name for kind, name in made}
+    told = [name for row in readme.table(readme.section("Metrics and alerts"), "metric") for name in re.findall(r"leased_\w+", row[0])]
+    assert sorted(told) == sorted(there)
+    rules = (ROOT / "contrib/prometheus/leased.rules.yml").read_text()
+    assert f"{rules.count('- alert:')} alert rules" in readme.section("Metrics and alerts")
+
+
+def test_the_events_told_are_in_the_list() -> None:
+    told = set(re.findall(r"`([a-z]+\.[a-z_]+)`", "".join(row[0] for row in readme.table(readme.section("Metrics and alerts"), "event"))))
+    assert len(told) > 15 and told <= set(log.EVENTS)
 
 
 # ---- bytes
