@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from leased.doors.problems import PHRASES
 from leased.fields import Field, plain
 from leased.schema import OPERATIONS
 from leased.state.leases import map_bytes_for
+from leased.tariff import REFUSAL, Event
+from leased.upstream import cloud_event
 
 WIRE = readme.section("On the wire")
 
@@ -56,7 +59,7 @@ def test_every_line_of_the_tour_runs_and_prints_what_is_printed_there(tmp_path: 
 
 
 @pytest.mark.packages  # curl
-@pytest.mark.parametrize("title", ["Agent keys"])
+@pytest.mark.parametrize("title", ["Agent keys", "The whole path on one machine"])
 def test_every_line_of_a_session_prints_what_is_printed_there(title: str, tmp_path: Path) -> None:
     (tmp_path / "contrib").symlink_to(ROOT / "contrib")
     steps = [step._replace(command=_on_free_ports(step.command)) for step in readme.session(readme.section(title))]
@@ -205,15 +208,28 @@ def test_the_metrics_told_are_those_there_are() -> None:
     source = Path(metrics.__file__).read_text()
     made = re.findall(r'(counter|gauge|histogram|\w+MetricFamily)\(\s*"(leased_\w+)"', source)
     there = {f"{name}_total" if kind in {"counter", "CounterMetricFamily"} else name for kind, name in made}
-    told = [name for row in readme.table(readme.section("Metrics and alerts"), "metric") for name in re.findall(r"leased_\w+", row[0])]
+    told = [
+        name for row in readme.table(readme.section("Metrics and alerts"), "metric") for name in re.findall(r"leased_\w+", row[0])
+    ]
     assert sorted(told) == sorted(there)
     rules = (ROOT / "contrib/prometheus/leased.rules.yml").read_text()
     assert f"{rules.count('- alert:')} alert rules" in readme.section("Metrics and alerts")
 
 
 def test_the_events_told_are_in_the_list() -> None:
-    told = set(re.findall(r"`([a-z]+\.[a-z_]+)`", "".join(row[0] for row in readme.table(readme.section("Metrics and alerts"), "event"))))
+    told = set(
+        re.findall(r"`([a-z]+\.[a-z_]+)`", "".join(row[0] for row in readme.table(readme.section("Metrics and alerts"), "event")))
+    )
     assert len(told) > 15 and told <= set(log.EVENTS)
+
+
+def test_the_billing_event_shown_has_the_form_of_one() -> None:
+    (shown,) = map(json.loads, readme.blocks(readme.section("Upstream"), "json"))
+    amount = int(shown["data"]["amount"].removeprefix("0.") + "000")
+    event = Event(
+        shown["id"], REFUSAL, "local", amount, "USDC", "…", "…", datetime.fromisoformat(shown["time"]).timestamp()
+    )  # fmt: skip
+    assert cloud_event(event, shown["source"]) == shown
 
 
 # ---- bytes
