@@ -18,17 +18,22 @@ import pytest
 import readme
 from daemons import ROOT, Daemon, MakeDaemon
 
-from leased import errors, exits, log, metrics, rules
+from leased import errors, exits, frames, log, metrics, rules
 from leased.__main__ import _parser as leased_parser
+from leased.agents import WRONG_KEYS_AT_ONCE, WRONG_KEYS_EACH_SECOND
 from leased.client import command, shell
 from leased.config import describe, parse
 from leased.config_keys import KEYS
 from leased.config_values import Wrong
+from leased.doors.http import IDLE_SECONDS, MAX_AHEAD
+from leased.doors.http_reading import MAX_BODY_BYTES, MAX_HEAD_BYTES
 from leased.doors.http_routes import ROUTES
 from leased.doors.problems import PHRASES
+from leased.doors.proof import MAX_PROOF_SECONDS
 from leased.fields import Field, plain
 from leased.schema import OPERATIONS
 from leased.state.leases import map_bytes_for
+from leased.state.switch_records import MAX_TOLD
 from leased.tariff import REFUSAL, Event
 from leased.upstream import cloud_event
 
@@ -192,6 +197,25 @@ def test_the_sizes_named_are_those_of_the_store() -> None:
     for leases, mebibytes in ((100_000, 69), (1_000_000, 618)):
         assert map_bytes_for(leases) // (1 << 20) == mebibytes
         assert f"{mebibytes} MiB" in readme.section("Running it")
+
+
+def test_the_bounds_named_are_those_of_the_code() -> None:
+    spent = parse("", source="-", root=True, environ={}).limits.max_spent_request_ids
+    for bound, title in (
+        (f"more than {frames.MAX_VALUES:,} values", "On the wire"),
+        (f"nested deeper than {frames.MAX_DEPTH}", "On the wire"),
+        (f"above {frames.MAX_MESSAGE_BYTES:,} bytes", "On the wire"),
+        (f"Within {MAX_PROOF_SECONDS:g} s", "On the wire"),
+        (f"at most {MAX_TOLD:,}", "Replies"),
+        (f"at most {MAX_TOLD:,} leases are told", "Waiting, binding, switches, watching"),
+        (f"{spent // 60 // 100 * 100:,} early releases", "What is promised, and where it ends"),
+        (f"for {IDLE_SECONDS:g} s without a request", "HTTP"),
+        (f"to {MAX_AHEAD} pipelined", "HTTP"),
+        (f"above {MAX_BODY_BYTES >> 10} KiB", "HTTP"),
+        (f"above {MAX_HEAD_BYTES >> 10} KiB", "HTTP"),
+        (f"{WRONG_KEYS_AT_ONCE} wrong keys at once and {WRONG_KEYS_EACH_SECOND:g} a second", "Agent keys"),
+    ):  # fmt: skip
+        assert bound in readme.section(title)
 
 
 def test_the_paths_of_http_are_the_doors() -> None:
