@@ -29,6 +29,7 @@ from leased.lessor import Lessor
 from leased.metrics import Meters, TimedWriter
 from leased.opening import Opened
 from leased.outbox_desk import OutboxDesk
+from leased.outcomes import Outcomes
 from leased.peers import Policy
 from leased.start import Start
 from leased.state.journal import Journal
@@ -47,7 +48,8 @@ from leased.watch import Watchers
 log = structlog.get_logger()
 
 LATE_SECONDS: Final = 0.1  # a loop later than this was deaf, and what waited in its sockets comes first
-TURNS_AT_ONCE: Final = 16  # turns before the rest of the loop gets a look in
+SERVED_SECONDS: Final = 0.005  # of turns before the rest of the loop gets a look in
+LINGER_SECONDS: Final = 0.001  # the shortest an epoll can wait; most clients ask again within a tenth of it
 STOP_SECONDS: Final = 5.0  # for the last flush; a disk that hangs longer gets no clean mark
 
 
@@ -69,8 +71,8 @@ class Daemon:
         self.clock = clock
         self.locks, self.leases, self.ledger, self.taken = opened
         leases, ledger, taken = opened.leases, opened.ledger, opened.taken
-        self._token = trio.lowlevel.current_trio_token()
-        self.writer = WriterThread(ledger, self._token.run_sync_soon)
+        self.outcomes = Outcomes()
+        self.writer = WriterThread(ledger, self.outcomes.put)
         self.meters = Meters()
         self.journal = Journal(TimedWriter(self.writer, clock, self.meters.flushes), flushed=self._flushed, failed=self._failed)
         gate = Gate(taken.wait_out, taken.meta.no_grant_before, settled=not taken.waiting, closed="starting")
@@ -123,6 +125,7 @@ class Daemon:
                 config.upstream, config.x402, self.billing, self.journal, self.writer, ledger, clock, taken.meta.install_id
             )
         OutboxDesk(self.lessor, self.billing, self.writer, self.shipper, self.board.flush)
+        self.board.readable(self.outcomes.fileno(), self.outcomes.heard)
         self.board.proven = self.binds.adopt
         self.upkeep = Upkeep(self.lessor, self.start, self.switches, self.binds, self.billing)
         self.views = Views(self.lessor, self.start, config, taken.meta.install_id, lambda: len(self.board))
@@ -163,19 +166,23 @@ class Daemon:
                 await trio.lowlevel.checkpoint()
             else:
                 await trio.lowlevel.wait_readable(descriptor)
-            for _ in range(TURNS_AT_ONCE):
-                if not self._turn():
-                    break
+            busy = self._turn(0.0)
+            until = self._seen + SERVED_SECONDS
+            while busy and self._seen < until:
+                busy = self._turn(LINGER_SECONDS)
             self._rearm()
 
-    def _turn(self) -> bool:
+    def _turn(self, wait: float) -> bool:
+        """One turn of the sockets and what the ledger has told meanwhile.  `wait`: block so long for a client to ask again, which costs
+        less than to go through the whole loop; nothing else is late by more than that."""
         boot = self.clock.now().boot
         judged = None
         if boot > self._wake + LATE_SECONDS:
             judged = self._deaf(boot)
-        done = self.board.turn(judged)
+        done = self.board.turn(judged, wait)
         if self.meters.undone_turn:
             self.meters.turned(self.clock.now().boot - boot)
+        self.outcomes.run()
         self.journal.kick(boot)
         self._seen = boot
         return done
@@ -192,6 +199,7 @@ class Daemon:
             boot = self.clock.now().boot
             if boot > self._wake + LATE_SECONDS:
                 self.board.turn(self._deaf(boot))
+            self.outcomes.run()
             more = self.upkeep.tick()
             self._each_second(boot)
             self.board.flush()
@@ -232,9 +240,7 @@ class Daemon:
         self.lessor.hung_up(peer)
 
     def _flushed(self, number: int) -> None:
-        boot = self.clock.now().boot
-        if boot > self._wake + LATE_SECONDS:  # a flush may end a pause as a socket or the time may
-            self.board.turn(self._deaf(boot))
+        """Called between turns, never before the sockets of one that comes late have been heard."""
         self.upkeep.flushed(number)
         if self.start.ledger_written and not self._initialised:
             self._initialise()
@@ -273,7 +279,8 @@ class Daemon:
 
     async def _idle_journal(self) -> None:
         """Until no flush is under way.  Polled: it happens once in a daemon's life."""
-        while self.journal.busy:  # noqa: ASYNC110
+        while self.journal.busy:
+            self.outcomes.run()
             await trio.sleep(0.002)
 
     async def shut(self) -> bool:
@@ -288,6 +295,7 @@ class Daemon:
         clean = False
         with trio.move_on_after(STOP_SECONDS):
             while self.journal.busy or len(self.lessor.holds):
+                self.outcomes.run()
                 self.upkeep.tick()
                 self.board.flush()
                 await trio.sleep(0.005)

@@ -164,7 +164,7 @@ class Holdings:
         if generation is None:
             raise Unknown("generations")
         fence = self._fences.draw()
-        decision = rules.lease(None, request, ask, self.now, Fresh(generation, fence, self.digests.proof(fence)))
+        decision = rules.grant(request, ask, self.now, Fresh(generation, fence, self.digests.proof(fence)))
         lease = decision.lease
         assert lease is not None
         if lease.ttl > self.gate.wait_out or generation > self.generations.mark or self.journal.may_hold(key_hash):

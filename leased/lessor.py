@@ -36,6 +36,7 @@ from leased.tariff import BILLED_REASONS
 log = structlog.get_logger()
 
 WHOLE_VIEWS: Final = frozenset({model.ListRequest, model.ResumeRequest})
+MAX_KEPT_ASKS: Final = 1024
 QUEUED_FOR: Final = frozenset({"held", "same_label", "recovering"})  # what will pass, so that waiting for it makes sense
 _NOTHING_FRESH: Final = Fresh(0, 0, b"")
 
@@ -47,6 +48,7 @@ class Lessor(Holdings):
         self, leases: Leases, digests: Digests, generations: Generations, journal: Journal, gate: Gate, clock: Clock, limits: Limits
     ) -> None:
         super().__init__(leases, digests, generations, journal, gate, clock, limits)
+        self._asks: dict[str, Ask] = {}
         self.operations: dict[type, Callable[[Call, Any], None]] = {
             model.LeaseRequest: self._lease,
             model.RenewRequest: self._renew,
@@ -112,7 +114,7 @@ class Lessor(Holdings):
         key_hash = self.digests.key_hash(namespace, request.key)
         record = self.standing(key_hash, request.key)
         if request.fence is None and request.request_id is None:
-            ask = Ask(namespace)
+            ask = self._asks.get(namespace) or self._plain_ask(namespace)
         else:
             ask = self._ask(namespace, key_hash, record, request)
         if record is None and not ask.spent:
@@ -168,7 +170,8 @@ class Lessor(Holdings):
         decision = rules.release(record, request, Ask(namespace, self.digests.proof(request.fence)), self.now)
         if decision.lease is not None:
             self.end(key_hash, decision.lease, rules.RELEASED, "")
-            self.price(call, key_hash, decision.lease.holder, decision.reply)
+            if call.agent_lock:
+                self.price(call, key_hash, decision.lease.holder, decision.reply)
         self.lane.after(call.answer, decision.reply)
         if decision.lease is not None and self.queues:
             self.pass_on(key_hash)
@@ -181,7 +184,8 @@ class Lessor(Holdings):
             self.gate.admit_unknown_key(self.now.boot)
         waiting = self.queues.waiting(key_hash) if self.queues else 0
         reply = rules.check(record, request, self.now, waiting)
-        self.price(call, key_hash, record.holder if record is not None else "", reply)
+        if call.agent_lock:
+            self.price(call, key_hash, record.holder if record is not None else "", reply)
         self.lane.after(call.answer, reply)
 
     # ---- credentials and lines
@@ -192,6 +196,13 @@ class Lessor(Holdings):
             self.price(call, key_hash, request.holder, refusal)
         elif self.billing is not None and refusal["reason"] in BILLED_REASONS:
             refusal["charge"] = self.billing.refused(call.identity.namespace, key_hash, request.holder)
+
+    def _plain_ask(self, namespace: str) -> Ask:
+        """Of a caller without credentials, the same for all of a namespace.  A few namespaces are kept."""
+        if len(self._asks) >= MAX_KEPT_ASKS:
+            self._asks.clear()
+        ask = self._asks[namespace] = Ask(namespace)
+        return ask
 
     def _prove(self, call: Call, request: LeaseRequest) -> None:
         """Raises PeerError for a bind that could not be kept, whatever the answer would have been.  A renewal or repeat ignores its bind."""

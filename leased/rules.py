@@ -82,7 +82,7 @@ def lease(record: Lease | None, request: LeaseRequest, ask: Ask, now: Instant, f
     if record is None or now.judged >= record.deadline:
         if ask.spent:
             return Decision(refusal(None, request.key, request.holder, "spent", now), REFUSED)
-        return _grant(request, ask, now, fresh)
+        return grant(request, ask, now, fresh)
     same_holder = record.holder == request.holder
     if ask.proof and compare_digest(record.proof, ask.proof):
         if not same_holder:
@@ -128,12 +128,25 @@ def revoke(record: Lease | None, now: Instant) -> Decision:
 
 def check(record: Lease | None, request: CheckRequest, now: Instant, waiting: int) -> Reply:
     """`check`: what stands, and whether a given generation is the one that stands."""
-    held = record is not None and now.judged < record.deadline
-    standing = _standing(record if held else None, now)
-    del standing["retry_after_seconds"]
-    reply: Reply = {"held": held, "key": request.key, **standing, "waiting": waiting}
+    if record is not None and now.judged < record.deadline:
+        remaining = record.deadline - now.boot
+        if remaining < 0.0:
+            remaining = 0.0
+        reply: Reply = {
+            "held": True,
+            "key": request.key,
+            "held_by": record.holder,
+            "generation": record.generation,
+            "expires_at": rfc3339(now.wall + remaining),
+            "expires_in_seconds": remaining,
+            "waiting": waiting,
+        }
+    else:
+        record = None
+        reply = {"held": False, "key": request.key, **_standing(None, now), "waiting": waiting}
+        del reply["retry_after_seconds"]
     if request.generation is not None:
-        reply["current"] = held and record is not None and record.generation == request.generation
+        reply["current"] = record is not None and record.generation == request.generation
     return reply
 
 
@@ -211,7 +224,8 @@ def undone(record: Lease) -> Lease | None:
     )
 
 
-def _grant(request: LeaseRequest, ask: Ask, now: Instant, fresh: Fresh) -> Decision:
+def grant(request: LeaseRequest, ask: Ask, now: Instant, fresh: Fresh) -> Decision:
+    """The grant of a free key: the last row of the table."""
     ttl = DEFAULT_TTL_SECONDS if request.ttl is None else request.ttl
     deadline = now.boot + ttl
     if ask.rid:

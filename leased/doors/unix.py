@@ -94,9 +94,9 @@ class Switchboard:
 
     # ---- one turn
 
-    def turn(self, judged: float | None = None) -> bool:
-        """Serve everything that is ready now.  True when something was done, so that another turn may find more."""
-        events = self.epoll.poll(0, len(self._lines) + EVENTS_BESIDE_CLIENTS)
+    def turn(self, judged: float | None = None, wait: float = 0.0) -> bool:
+        """Serve everything that is ready now, or within `wait` seconds.  True when something was done, so that another turn may find more."""
+        events = self.epoll.poll(0.0 if self._backlog else wait, len(self._lines) + EVENTS_BESIDE_CLIENTS)
         batch: list[Call] = []
         ended: list[Line] = []
         calling: list[socket.socket] = []

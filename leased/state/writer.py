@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class WriterThread:
-    """`notify` carries a call into the loop's thread (trio's run_sync_soon); it is called from this thread.
+    """`notify` carries a call into the loop's thread (see outcomes.py); it is called from this thread.
 
     A disk that hangs keeps the thread, and nothing else, hanging: `stop` waits at most as long as it is told.
     """
