@@ -47,6 +47,7 @@ class Billing:
         self, lessor: Lessor, tariff: Tariff, state: BillingState, incarnation: str, *, max_waiting: int, max_once: int
     ) -> None:
         self.tariff = tariff
+        self.enabled = tariff.enabled
         self.max_waiting = max_waiting
         self._lessor = lessor
         self._incarnation = incarnation

@@ -25,6 +25,8 @@ class Binding(Protocol):
 class Bills(Protocol):
     """Asked in the decision's transaction what it costs, and told when the environment had to be opened anew: see billing.py."""
 
+    enabled: bool
+
     def reread(self) -> None: ...
 
     def refused(self, namespace: str, key_hash: bytes, holder: str) -> Reply: ...

@@ -324,6 +324,10 @@ class _Stream(Generic[_M]):
         raise NotImplementedError
 
 
+single = _flat
+"""The request that some bytes are, if they are exactly one plain request, decoded with every rule kept; None: ask `Requests`."""
+
+
 class Requests(_Stream[Request]):
     """The server's end: (msgid, method, params), msgid None for notifications.  See the base class for feed and take."""
 

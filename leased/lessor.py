@@ -131,7 +131,8 @@ class Lessor(Holdings):
         change = decision.change
         if change is rules.REFUSED:
             self._prove(call, request)
-            if self.billing is not None and not (request.wait and decision.reply["reason"] in QUEUED_FOR):
+            bills = self.billing
+            if bills is not None and bills.enabled and not (request.wait and decision.reply["reason"] in QUEUED_FOR):
                 self._bill(call, key_hash, request, decision.reply)
             if request.wait or self.queues:
                 self._wait(call, request, ask, key_hash, decision.reply)

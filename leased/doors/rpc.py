@@ -154,29 +154,44 @@ class RpcPeer:
                         return True
                     large = True
                     self.room.left -= 1
-            try:
-                if self.allowance is not None:
-                    self.allowance.spend()
-                if method == "prove":
-                    self._proof(msgid, params, batch)
-                    continue
-                request = parse(method, params)
-                identity = self.identity
-                if request[-1] is not None:
-                    identity = self.known(request[-1], identity, identity.uid)
-                elif not identity.namespace:
-                    raise PeerError(
-                        "unauthenticated",
-                        "your user is not mapped here and the daemon gives each uid its own namespace: bring an agent_key",
-                    )
-            except PeerError as error:
-                if msgid is not None:
-                    self._say_error(msgid, error)
-            else:
-                if msgid is not None:
-                    self.pending += 1
-                batch.append(Call(self, msgid, request, identity))
+            self._understand(msgid, method, params, batch)
         return self._frames.pending > 0 and not self._frames.unfinished
+
+    def only(self, chunk: bytes, batch: list[Call]) -> bool:
+        """The common case by far: nothing of this client waits, and `chunk` is exactly one plain request.  False: it is not, and nothing
+        has been done."""
+        if self._frames.pending or self._later or self.ending or self.probe is gone_for_good:
+            return False
+        message = frames.single(chunk)
+        if message is None or message[1] in LARGE:
+            return False
+        self.begun += 1
+        self._understand(*message, batch)
+        return True
+
+    def _understand(self, msgid: int | None, method: str, params: frames.Params, batch: list[Call]) -> None:
+        try:
+            if self.allowance is not None:
+                self.allowance.spend()
+            if method == "prove":
+                self._proof(msgid, params, batch)
+                return
+            request = parse(method, params)
+            identity = self.identity
+            if request[-1] is not None:
+                identity = self.known(request[-1], identity, identity.uid)
+            elif not identity.namespace:
+                raise PeerError(
+                    "unauthenticated",
+                    "your user is not mapped here and the daemon gives each uid its own namespace: bring an agent_key",
+                )
+        except PeerError as error:
+            if msgid is not None:
+                self._say_error(msgid, error)
+        else:
+            if msgid is not None:
+                self.pending += 1
+            batch.append(Call(self, msgid, request, identity))
 
     # ---- proving a process
 

@@ -32,7 +32,6 @@ log = structlog.get_logger()
 LARGE_AT_ONCE: Final = 4  # answers of one turn that may be a page of `list`: milliseconds each, which all others wait
 READ_BYTES: Final = 64 * 1024
 CALLS_AT_ONCE: Final = 1024  # of one turn, over all connections: ten milliseconds or so that everybody waits
-EVERYTHING: Final = 1 << 62
 ACCEPTED_AT_ONCE: Final = 64
 EVENTS_BESIDE_CLIENTS: Final = 256  # listeners and pidfds in one turn; every client has a place of its own
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
@@ -101,7 +100,7 @@ class Switchboard:
         ended: list[Line] = []
         calling: list[socket.socket] = []
         self._room.left = LARGE_AT_ONCE
-        most = CALLS_AT_ONCE if judged is None else EVERYTHING
+        most = CALLS_AT_ONCE if judged is None else frames.EVERYTHING
         if self._backlog:
             backlog, self._backlog = list(self._backlog), {}
             taken = 0
@@ -169,8 +168,9 @@ class Switchboard:
             line.first = False
             if 0x41 <= chunk[0] <= 0x5A and self.http is not None:  # an upper-case letter never begins a MessagePack-RPC message
                 peer = self._speak_http(line, self.http)
-        peer.feed(chunk)
-        self._take(line, batch)
+        if not peer.only(chunk, batch):
+            peer.feed(chunk)
+            self._take(line, batch)
         return True
 
     def _take(self, line: Line, batch: list[Call]) -> None:
