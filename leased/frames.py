@@ -374,6 +374,12 @@ def notification(method: str, params: Params) -> bytes:
     return packed
 
 
+def proof(nonce: Any) -> bytes:
+    """The client's echo of a `prove` notification, from any thread: see doors/proof.py."""
+    packed: bytes = msgpack.packb((2, "prove", ({"nonce": nonce},)))
+    return packed
+
+
 def request(msgid: int, method: str, params: Params) -> bytes:
     """[0, msgid, method, [params]], from any thread.  `msgid` is 0..2^32-1; 0 is best left to errors about the connection."""
     packed: bytes = msgpack.packb((0, msgid, method, (params,)))

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from leased.client.core import Conversation
 from leased.client.errors import ConnectionGone, DaemonUnreachable, LeasedClientError, OutcomeUnknown, PermissionDenied
+from leased.frames import proof
 
 READ_BYTES: Final = 65536  # one read takes any answer
 _SLICE_SECONDS: Final = 1.0  # a signal that comes just before a wait begins does not end it, and is seen only after it
@@ -176,10 +177,16 @@ class Connection:
                 return False
             octets = self._stream.recv(READ_BYTES)
             with self._state:
-                answered, _ = self._conversation.receive(octets)
+                answered, events = self._conversation.receive(octets)
                 for msgid in answered:
                     if msgid in self._gates:
                         _open(self._gates[msgid])
+            for event in events:
+                if (
+                    event.method == "prove"
+                ):  # before Linux 6.5: the daemon asks which process this is, the kernel signs what we send
+                    with self._sending:
+                        self._send(proof(event.params.get("nonce")), deadline)
             if not octets or self._conversation.fault is not None:
                 self.close("the daemon closed the connection")
         except BlockingIOError:
