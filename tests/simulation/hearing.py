@@ -11,7 +11,7 @@ from world import World
 
 
 def judge(world: World, heard: Heard) -> Iterator[str]:
-    if heard.begun < 0:
+    if heard.begun < 0 or not heard.on:
         return
     events: list[Told] = world.referee.hearable
     seq = 0

@@ -30,13 +30,22 @@ class History:
 
     `late_allowance` (seconds) excuses a daemon that was stopped that long: a lease may end that much late.
     `lost_die_with_daemon`: a call whose answer was lost is decided before the daemon's next end or never; pass False where a
-    listening socket outlives the daemon. `check_boottime` compares expires_boottime with the clients' clock (CLOCK_BOOTTIME then).
+    listening socket outlives the daemon. `undone_seconds`: how much of the latest arming a power cut may undo ("the last second's"; more
+    while the ledger cannot be written). `check_boottime` compares expires_boottime with the clients' clock (CLOCK_BOOTTIME then).
     """
 
-    def __init__(self, *, late_allowance: float = 0.0, lost_die_with_daemon: bool = True, check_boottime: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        late_allowance: float = 0.0,
+        lost_die_with_daemon: bool = True,
+        check_boottime: bool = False,
+        undone_seconds: float = 1.0,
+    ) -> None:
         self.late_allowance = late_allowance
         self.lost_die_with_daemon = lost_die_with_daemon
         self.check_boottime = check_boottime
+        self.undone_seconds = undone_seconds
         self.records: list[Record] = []
         self.crashes: list[Crash] = []
         self.closings: dict[object, list[float]] = defaultdict(list)
@@ -156,8 +165,13 @@ class History:
                     continue
                 due = record.sent + float(record.params["expect_within_seconds"])
                 decided = record.by if isinstance(record.reply, dict) else NEVER
-                if due < self._misses.get(place, NEVER) and not _relieved(records, index, decided, due):
+                standing = [later for later in records[index + 1 :] if not self._undone(later)]
+                if due < self._misses.get(place, NEVER) and not _relieved(standing, decided, due):
                     self._misses[place] = due
+
+    def _undone(self, record: Record) -> bool:
+        """Whether a power cut may have undone this arming."""
+        return self.unclean_between(record.sent, record.by + self.undone_seconds)
 
     def _gather_blind_revocations(self) -> None:
         self._blind_revocations.clear()
@@ -251,9 +265,9 @@ class History:
                 self.complain("one event id, two facts (section 4)", record)
 
 
-def _relieved(records: list[Record], index: int, decided: float, due: float) -> bool:
-    """Whether a heartbeat after records[index] was certainly decided before its switch fell due."""
-    for later in records[index + 1 :]:
+def _relieved(records: list[Record], decided: float, due: float) -> bool:
+    """Whether one of the later heartbeats `records` was certainly decided before the switch fell due."""
+    for later in records:
         if later.sent >= due:
             return False
         if later.sent > decided and isinstance(later.reply, dict) and later.by < due:

@@ -169,13 +169,13 @@ def hooked(world: Any) -> None:
     daemon.board._hung_up = told_hung_up
     turn = daemon.board.turn
 
-    def judged_turn(judged: float | None = None, _wait: float = 0.0) -> bool:
+    def judged_turn(judged: float | None = None, wait: float = 0.0) -> bool:
         referee.judged = None if judged is None else judged + world.clock.booted
         world.first_pass(referee.judged)
         if referee.judged is not None:
             world.was_deaf(referee.judged)
         try:
-            done: bool = turn(judged)  # without lingering: it would be real time
+            done: bool = turn(judged, wait)
         finally:
             referee.judged = None
         return done

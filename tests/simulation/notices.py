@@ -155,6 +155,14 @@ class Notices:
         referee = self.referee
         referee.catch_up()
         lease = referee.leases.get(place)
+        ended = referee.unnoticed.get(record.generation)
+        if ended is not None and ended[1] == "lapsed" and record.generation not in referee.told:
+            del referee.unnoticed[
+                record.generation
+            ]  # it has lapsed untold while the daemon was deaf: nothing of it is left either way
+            referee.say(f"  undone {place} {record.generation}, lapsed")
+            referee.serve(place)
+            return
         if lease is None or lease.numbers.generation != record.generation:
             referee.complain(f"generation {record.generation} of {place} is taken back, but is not live")
             return
@@ -173,6 +181,8 @@ class Notices:
         referee.catch_up()
         lease = referee.leases.get(place)
         generation = lease.numbers.generation if lease is not None else None
+        if any(ended.place == place and type == "lapsed" for ended, type, _ in referee.unnoticed.values()):
+            return  # as above: it has lapsed, and more so with the deadline it had before
         if lease is None or generation is None or generation not in referee.before:
             referee.complain(f"a renewal of {place} is taken back, though none waits for its flush (promise 4)")
             return

@@ -112,6 +112,7 @@ class Heard:
     ended: int | None = None
     ended_at: float = NEVER
     came: list[Mapping[str, Any]] = field(default_factory=list)
+    on: bool = True  # the daemon said that it watches
     complete: bool = False  # it was ended in order, and everything told before that was read
 
 

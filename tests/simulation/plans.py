@@ -73,7 +73,6 @@ def plan(seed: int) -> Plan:
                 ("put", "error"),
                 ("put", "full"),
                 ("commit", "error"),
-                ("commit", "error_after"),
                 ("commit", "full"),
             ]
         )

@@ -71,7 +71,7 @@ class Client:
             try:
                 connection, ours = self.world.connect(self.namespace, self.operator, self.process)
             except ConnectionRefusedError:
-                await pause(self.chance.choice([8, 32, 128]) * QUANTUM)
+                await pause(self.chance.choice([64, 128, 256]) * QUANTUM)
                 continue
             self.wire = Wire(self, connection, ours)
         return self.wire
@@ -314,8 +314,9 @@ class Client:
         wire.watch = Heard(self.namespace, wanted.get("key"), wanted.get("scope"))
         connection.heard = wire.watch
         heard = wire.watch
-        if wire.send(("watch", wanted)):
+        if begun := wire.send(("watch", wanted)):
             await wire.read(seconds=chance.choice([0.5, 2, 6]))
+        heard.on = bool(begun) and isinstance(wire.answers.get(begun[0]), dict)
         if wire.alive and (numbers := wire.send(("unwatch", {}))):
             await wire.read(*numbers)
             heard.complete = isinstance(wire.answers.get(numbers[0]), dict)

@@ -44,6 +44,9 @@ class Recoveries:
         referee.judged = None
         referee.advance(referee.world.time)
         referee.restart(referee.world.time, pidfds_kept=pidfds_kept)
+        for lease in referee.leases.values():
+            if not self._process_kept(lease):
+                lease.process = None
         referee.before.clear()
         self._new_life(waiting)
         self.compare_all()
@@ -116,12 +119,15 @@ class Recoveries:
             return
         lease.ttl, lease.deadline, lease.presented = nanoseconds(record.ttl), deadline, record.presented
         lease.connection = None
-        if not any(name.endswith(f".{record.generation}") for name in world.keeper.kept):
+        if not self._process_kept(lease):
             lease.process = None
         referee.leases[place] = lease
         request = referee.request_of.get(id(lease))
         if request is not None:  # remembered until its original deadline, as far as that is known still
             referee.attempts[request] = Attempt(lease, nanoseconds(record.rid_until + world.clock.booted))
+
+    def _process_kept(self, lease: Lease) -> bool:
+        return any(name.endswith(f".{lease.numbers.generation}") for name in self.referee.world.keeper.kept)
 
     def _forgotten(self, lease: Lease, *, clean: bool, same_boot: bool, since_down: float, wait_seconds: float) -> None:
         """A lease that stood and is not back."""

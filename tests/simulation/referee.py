@@ -31,6 +31,7 @@ QUANTUM_SLACK = 0.004  # seconds: two quanta of the simulated clock
 GRACE_SECONDS = 2.5  # within which a tick and a flush have certainly been had
 TRUTHS = {"lease": "acquired", "renew": "acquired", "release": "released", "check": "held", "revoke": "revoked"}
 UNREADABLE = re.compile(r"internal: this cannot be done now \((\w+)\)")  # unknown, for an operation that has no null to say it with
+EXCUSED = "refused as it may be"  # in place of a reason why it was not decided
 JUDGED = {"lease", "renew", "release", "check", "list", "heartbeat", "resume_packet", "revoke"}
 
 
@@ -63,7 +64,10 @@ class Referee(ToldModel):
             return
         process = asked.connection.process
         if slot.failed and "bind" in slot.failed and process is not None and process.dead_since is not None:
-            asked.unknown = "its process is dead"
+            asked.unknown = EXCUSED
+            return
+        if "request_id" in slot.failed and self._outlived(asked):
+            asked.unknown = EXCUSED
             return
         if not slot.failed:  # a mistake may be seen before the key is looked at
             self.serve(asked.place)
@@ -84,6 +88,17 @@ class Referee(ToldModel):
                 if nanoseconds(self.judged) < attempt.until <= self.now:
                     attempt.until = self.now + 1
 
+    def _outlived(self, asked: Asked) -> bool:
+        """Has a renewal kept the lease of this request_id past its original deadline, or did the call that had it hang up while it waited?  The
+        contract does not say whether it is known then."""
+        request_id = asked.params.get("request_id")
+        request = (asked.connection.namespace, request_id.encode() if isinstance(request_id, str) else request_id)
+        hung_up = any(
+            other.connection.gone and other.answer is NOT_ANSWERED and other.params.get("request_id") == request_id
+            for other in self.asked.values()
+        )
+        return hung_up or any(self.request_of.get(id(lease)) == request for lease in self.leases.values())
+
     def _watching(self, asked: Asked) -> None:
         heard = asked.connection.heard
         if heard is not None and asked.operation == "watch":
@@ -102,7 +117,7 @@ class Referee(ToldModel):
         if waiter.deadline > self.now:
             self.complain(f"the wait of {asked} ends {(waiter.deadline - self.now) / SECOND:.3f} s early (section 2)")
         self.serve(place)
-        if waiter not in self.queues[place]:
+        if waiter not in self.queues.get(place, []):
             return
         self.queues[place].remove(waiter)
         if place in self.leases:
@@ -124,7 +139,7 @@ class Referee(ToldModel):
         truth = TRUTHS.get(asked.operation)
         if isinstance(reply, dict) and truth is not None and reply.get(truth) is None:
             self._unknown_answered(asked, reply, truth)
-        elif asked.unknown == "its process is dead":
+        elif asked.unknown == EXCUSED:
             return
         elif isinstance(reply, str) and (said := UNREADABLE.match(reply)):
             self._lawful(asked, said[1])

@@ -54,7 +54,7 @@ def world(seed: int, keys: list[Place], scopes: list[Place], *, keeper: bool = F
         made.held.append(environment)
         return FaultyEnvironment(environment, made.traps)
 
-    def flushed(certain: bool) -> None:
+    def heard(certain: bool) -> None:
         trouble = made.referee.trouble
         if certain:
             trouble.flushes += 1
@@ -64,7 +64,6 @@ def world(seed: int, keys: list[Place], scopes: list[Place], *, keeper: bool = F
                 made.certain_since = made._flight_began
         else:
             trouble.ledger_at = made.time
-        made.all_must_be_safe()
 
     def next_flight(ops: list[Any]) -> Flight:
         made._flight_began = made.time
@@ -75,7 +74,7 @@ def world(seed: int, keys: list[Place], scopes: list[Place], *, keeper: bool = F
 
     def writer(ledger: Any, notify: Any) -> ScriptedWriter:
         assert made.nursery is not None
-        return ScriptedWriter(ledger, made.disk, made.nursery, made.awake, next_flight, flushed)
+        return ScriptedWriter(ledger, made.disk, made.nursery, made.awake, next_flight, notify, made.all_must_be_safe, heard)
 
     async def wait_readable(descriptor: int) -> None:
         await trio.lowlevel.wait_readable(descriptor)
@@ -94,6 +93,7 @@ def world(seed: int, keys: list[Place], scopes: list[Place], *, keeper: bool = F
         for target, name, new in (
             (leased.daemon, "WriterThread", writer),
             (leased.daemon, "trio", fake_trio),
+            (leased.daemon, "LINGER_SECONDS", 0.0),
             (leased.opening, "DirectoryLock", holding(make_lock)),
             (leased.opening, "Ledger", holding(make_ledger)),
             (leased.state.leases, "open_environment", faulty),

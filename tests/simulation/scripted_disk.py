@@ -109,14 +109,18 @@ class ScriptedWriter:
         nursery: trio.Nursery,
         awake: Callable[[], Any],
         next_flight: Callable[[list[Op]], Flight],
-        flushed: Callable[[bool], None],
+        notify: Callable[[Callable[[], None]], None],
+        landed: Callable[[], None],
+        heard: Callable[[bool], None],
     ) -> None:
         self._ledger = ledger
         self._disk = disk
         self._nursery = nursery
         self._awake = awake
         self._next_flight = next_flight
-        self._flushed = flushed
+        self._notify = notify
+        self._landed = landed
+        self._heard = heard
         self._unproven = True  # that the disk takes what is written
 
     def write(self, ops: list[Op], done: Callable[[Exception | None], None]) -> None:
@@ -146,5 +150,9 @@ class ScriptedWriter:
             disk.landed(ops, certain=flight.ending != "new")
         if flight.ending == "crash_after":
             raise SimulatedCrash
-        self._flushed(flight.ending == "written")
-        done(None if flight.ending == "written" else StoreError("injected: the flush failed"))
+        self._landed()
+        self._notify(lambda: self._told(done, certain=flight.ending == "written"))
+
+    def _told(self, done: Callable[[Exception | None], None], *, certain: bool) -> None:
+        self._heard(certain)
+        done(None if certain else StoreError("injected: the flush failed"))

@@ -40,7 +40,7 @@ class Report:
         return "\n".join(
             [
                 f"seed {self.seed}: {len(self.violations)} violations; again with",
-                f"  LEASED_SEED={self.seed} pytest tests/simulation/test_simulation.py -k one_seed",
+                f"  LEASED_SEED={self.seed} pytest tests/simulation/test_simulation.py -k one_seed (or the test's own id, if it changes the plan)",
                 *self.violations[:10],
                 f"the last {TRACE_SHOWN} of {len(self.trace)} lines before the first:",
                 *self._shown(),
@@ -60,7 +60,7 @@ class Run:
         self.world = made
         self.plan = planned
         self.chance = random.Random(f"{seed}:run")
-        self.history = History(late_allowance=0.0)
+        self.history = History(undone_seconds=10.0 if planned.flaky_disk else 2.0)  # a start writes no switch in its first second
         self.clients = [Client(made, self.history, number, seed, planned.ttls) for number in range(clients)]
         self.steps = steps
         self.done = trio.Event()
@@ -88,6 +88,10 @@ class Run:
         for event in self.world.logged:
             if event["event"] == "lane.failed":
                 referee.complain(f"a request could not be decided: {event.get('exception') or event}")
+
+    def excused(self, complaint: str) -> bool:
+        """That a fence was presented by a renewal that needed no flush is forgotten with it in a power cut: its request_id replays again."""
+        return "replayed after its fence was presented" in complaint and any(crash.forgets for crash in self.history.crashes)
 
     # ---- the lives of the daemon
 
@@ -257,5 +261,5 @@ def run_seed(seed: int, *, planned: Plan | None = None, clients: int = CLIENTS, 
             trio.run(run.main, clock=MockClock(autojump_threshold=0))
         except Exception:
             referee.violations.append(traceback.format_exc())
-        violations = referee.violations + [f"history: {each}" for each in run.history.judge()]
+        violations = referee.violations + [f"history: {each}" for each in run.history.judge() if not run.excused(each)]
         return Report(seed, violations, referee.trace, made.traps.crashed, len(referee.asked))

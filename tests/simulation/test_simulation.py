@@ -16,9 +16,9 @@ from store_faults import Trap
 
 SEED = int(os.environ.get("LEASED_SEED", "0"))  # read before conftest.py clears the environment
 FEW = range(1, 25)
-MANY = range(25, 300)
+MANY = range(25, 220)
 CRASHES = [(kind, action) for kind in COMMITS if kind for action in ("crash_before", "crash_after")]
-FAULTS = [("begin", "error"), ("put", "error"), ("put", "full"), ("commit", "error"), ("commit", "error_after"), ("commit", "full")]
+FAULTS = [("begin", "error"), ("put", "error"), ("put", "full"), ("commit", "error"), ("commit", "full")]
 LAST = Life(4.0, float("inf"), "stop", 0.0)
 
 

@@ -121,13 +121,16 @@ class ToldModel(Model):
                 self._settle(self._refusal(waiter.expectation, place, waiter.asked, "spent"))
             else:
                 self._settle(self._grant(waiter.expectation, waiter.caller, place, waiter.asked))
+        if place not in self.leases:
+            for gone in self.queues.pop(place, []):
+                self._settle(gone.expectation.nobody())
 
     def owed(self, place: Place) -> bool:
         return place not in self.leases and self._first(place) is not None
 
     def serve(self, place: Place | None) -> None:
         """Whoever looks at a key that has fallen free serves its line first."""
-        if place is not None and self.open() and self.owed(place):
+        if place is not None and place not in self.leases and self.open():
             self._pass_on(place)
 
     def _tell(self, type: str, lease: Lease) -> None:

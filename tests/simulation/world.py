@@ -18,6 +18,7 @@ import trio
 from hooks import hooked
 from host import QUANTUM, Keeper, SimulatedClock
 from notices import Notices
+from oracle import nanoseconds
 from parties import NEVER, Connection, Process
 from recoveries import Recoveries
 from referee import Referee
@@ -118,6 +119,7 @@ class World:
             line.peer.connection.noticed = True
             line.socket.close()
         daemon.board.epoll.close()
+        os.close(daemon.outcomes.fileno())
         descriptors = {process.descriptor for process in daemon.binds._process_of.values()}
         descriptors |= {line.peer.process.descriptor for line in daemon.board._lines.values() if line.peer.process is not None}
         for descriptor in descriptors - {-1}:
@@ -137,6 +139,7 @@ class World:
         self.disk.flying = None
         self.daemon = None
         self.held.clear()
+        os.close(daemon.outcomes.fileno())
         return clean
 
     def _close_half_open(self) -> None:
@@ -177,7 +180,7 @@ class World:
         referee = self.referee
         for lease in referee.leases.values():
             generation = lease.numbers.generation
-            if generation in referee.told and lease.deadline > referee.now:
+            if generation in referee.told and lease.deadline > nanoseconds(self.time):
                 self.must_be_safe(lease, referee.before.get(generation or 0, (lease.ttl, 0))[0])
 
     def must_be_safe(self, lease: Lease, promised: int = 0) -> None:
@@ -213,7 +216,7 @@ class World:
     def first_pass(self, judged: float | None) -> None:
         """The first thing a daemon does that was deaf for long: it serves what lies in its sockets, and the time it was deaf does not count."""
         was_deaf, self.long_deaf = self.long_deaf, False
-        if was_deaf and (judged is None or judged > self.deaf_from + DEAF_SECONDS):
+        if was_deaf and not self.referee.trouble.draining and (judged is None or judged > self.deaf_from + DEAF_SECONDS):
             self.referee.complain(
                 f"deaf since {self.deaf_from:.3f}, and yet judged by {judged} (a renewal that waited is punished for it)"
             )
