@@ -140,7 +140,18 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("--config", metavar="FILE", help="the configuration file")
         verb.add_argument("--state-dir", metavar="DIR", help="the state that is kept")
         verb.add_argument("--runtime-dir", metavar="DIR", help="the state of this boot; on tmpfs")
+    for group in (agent, outbox):
+        _also_behind(group)
     return parser
+
+
+def _also_behind(group: argparse.ArgumentParser) -> None:
+    """`leased agent add NAME --socket PATH` as well as `leased agent --socket PATH add NAME`: people write either."""
+    for action in group._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in action.choices.values():
+                for option in ("--socket", "--config", "--state-dir", "--runtime-dir"):
+                    verb.add_argument(option, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def _config(options: argparse.Namespace) -> Config:
