@@ -1,9 +1,7 @@
 """One question, one answer, over a connection that comes and goes: what every synchronous client stands on.
 
-What happens when the connection ends before the answer: everything is asked again on a new one until the time is up.  A `lease`
-carries the same request_id, so it is the same attempt, and one that waited queues again for the rest of its wait; renewals and checks
-may be said twice; what else a repeat can mean is for the caller to tell, who is told that there was one.
-After a fork the child starts anew: its own connection, its own holder label.
+What is asked again, and for how long, is decided in attempt.py.  After a fork the child starts anew: its own connection, its own
+holder label.
 """
 
 from __future__ import annotations
@@ -15,20 +13,18 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
+from leased.client.attempt import Attempt
 from leased.client.core import draw_holder, socket_path
-from leased.client.errors import ConnectionGone, DaemonUnreachable, OutcomeUnknown, ProtocolFault, RateLimited
+from leased.client.errors import LeasedClientError
+from leased.client.forked import leave_to_parent
 from leased.client.host_time import HostTime
-from leased.client.wire import Connection, connect
+from leased.client.wire import Connection, connect, stand_ins
 
 if TYPE_CHECKING:
     from leased.client.answers import Reply
     from leased.client.held import HeldLease
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
-LONGEST_WAIT_SECONDS: Final = 300.0  # the protocol's, repeated: importing leased.model costs a twentieth of `lease check`
-RESTARTING: Final = frozenset({"starting", "shutting_down", "state_lost"})  # why a daemon that ends or begins decides nothing
-FIRST_PAUSE_SECONDS: Final = 0.05  # a restarted daemon is back within a few of these
-LONGEST_PAUSE_SECONDS: Final = 1.0
 
 
 class Caller:
@@ -47,9 +43,9 @@ class Caller:
         self.timeout = timeout
         self._given_holder = holder
         self._agent_key = agent_key
-        self._time = host_time or HostTime()
+        self._time = host_time or time_at(self.socket)
         self._start_anew()
-        _callers.add(self)
+        leave_to_parent(self)
 
     def _start_anew(self) -> None:
         self.holder = self._given_holder or draw_holder()
@@ -70,47 +66,25 @@ class Caller:
 
     def _ask(self, operation: str, fields: dict[str, Any], seconds: float, wait: float = 0) -> tuple[Reply, float, bool]:
         """The reply, the boot time from before its request was sent, and whether an earlier attempt may have been carried out."""
-        started = time.monotonic()
-        waiting = _seconds(wait)
-        deadline = started + seconds + waiting
-        repeatable = operation != "lease" or fields.get("request_id") is not None
-        pause = 0.0  # the daemon may have restarted since the last call: then the first new connection is good
-        repeated = False
+        if self._agent_key is not None:
+            fields["agent_key"] = self._agent_key
+        attempt = Attempt(self.socket, operation, fields, seconds, wait, time.monotonic())
         while True:
-            asked = dict(fields, agent_key=self._agent_key)
-            if wait:
-                asked["wait_seconds"] = max(0.0, waiting - (time.monotonic() - started)) if repeated else wait
             connection = None
             try:
-                connection = self._connected(deadline)
+                connection = self._connected(attempt.deadline)
                 sent_at = self._time.now()
-                reply = connection.exchange(operation, asked, deadline)
-                if not (repeatable and _to_be_queued_again(reply, started + waiting)):
-                    return reply, sent_at, repeated
-                repeated = True
-                why = f"the daemon answered {reply['reason']!r}"
-            except ConnectionGone as gone:
-                repeated = repeated or gone.sent
-                why = str(gone)
-            except (DaemonUnreachable, RateLimited) as failed:
-                if not repeated:
-                    raise
-                why = str(failed)
-            except OutcomeUnknown:
-                if operation == "lease" and connection is not None:
+                reply = connection.exchange(operation, attempt.fields(time.monotonic()) if wait else fields, attempt.deadline)
+                if not wait or attempt.settles(reply, time.monotonic()):
+                    return reply, sent_at, attempt.repeated
+            except LeasedClientError as wrong:
+                if connection is not None and attempt.hangs_up_after(wrong):
                     connection.close("an answer did not come in time")
-                raise
-            except ProtocolFault as fault:
-                if not repeated:
-                    raise
-                raise OutcomeUnknown(operation, str(fault)) from None
+                attempt.failed(wrong)
             finally:
                 if connection is not None and connection.gone:
                     self._drop(connection)
-            if (repeated and not repeatable) or time.monotonic() + pause >= deadline:
-                raise OutcomeUnknown(operation, why) if repeated else DaemonUnreachable(self.socket, why)
-            select.select([], [], [], jittered(pause))
-            pause = min(2 * pause or FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+            select.select([], [], [], attempt.pause(time.monotonic()))
 
     def _connected(self, deadline: float) -> Connection:
         with self._lock:
@@ -131,7 +105,8 @@ class Caller:
         with self._lock:
             self._held.add(lease)
 
-    def _after_fork(self) -> None:
+    def left_to_parent(self) -> None:
+        """In a forked child: see forked.py."""
         connection, held = self._connection, [*self._held]
         self._start_anew()
         if connection is not None:
@@ -140,30 +115,7 @@ class Caller:
             lease.left_to_parent()
 
 
-def jittered(pause: float) -> float:
-    """Half of `pause` to all of it: not all clients of a restarted daemon come back at one instant."""
-    return pause * (0.5 + os.urandom(1)[0] / 512)
-
-
-def _to_be_queued_again(reply: Reply, until: float) -> bool:
-    """Did a caller that still wants to wait meet a daemon that ends or begins?  Not for "superseded": another call has the place."""
-    return time.monotonic() < until and reply.get("acquired", True) is None and reply.get("reason") in RESTARTING
-
-
-def _seconds(wait: Any) -> float:
-    """A wait as this side counts it; whether it is acceptable is for the daemon to say."""
-    try:
-        return min(max(float(wait), 0.0), LONGEST_WAIT_SECONDS)
-    except (TypeError, ValueError, OverflowError):
-        return 0.0
-
-
-_callers: weakref.WeakSet[Caller] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for caller in [*_callers]:
-        caller._after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+def time_at(path: str) -> HostTime:
+    """The clock of whoever listens at `path`: this host's, but for a stand-in of the daemon."""
+    stand_in = stand_ins.get(path)
+    return HostTime() if stand_in is None else stand_in.time

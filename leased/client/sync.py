@@ -1,4 +1,4 @@
-"""`Client`: the synchronous face.  Thread-safe, repeats what is safe to repeat, bounded in time; how, is told in calling.py.
+"""`Client`: the synchronous face.  Thread-safe, repeats what is safe to repeat, bounded in time; how, is told in attempt.py.
 
 A `release` or `revoke` said twice can answer "nothing live" because the first one did it, which its answer tells (`maybe_released`,
 `maybe_revoked`).
@@ -7,17 +7,19 @@ A `release` or `revoke` said twice can answer "nothing live" because the first o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from leased.client.answers import Checked, Grant, Refusal, Released, Revoked, Unknown, answer_to_lease, verdict
+from leased.client import questions
+from leased.client.answers import Checked, Grant, Refusal, Released, Revoked, Unknown
 from leased.client.calling import Caller
-from leased.client.core import draw_request_id
-from leased.client.errors import LeaseLost, OutcomeUnknown, ProtocolFault
+from leased.client.errors import LeaseLost, OutcomeUnknown
 
 if TYPE_CHECKING:
     from leased.client.held import HeldLease
     from leased.client.scopes import ResumePacket, SwitchState
     from leased.client.watching import Watch
+
+A = TypeVar("A")
 
 
 class Client(Caller):
@@ -60,16 +62,12 @@ class Client(Caller):
         keeps nothing); or "connection", and it ends with this client's connection: with `close`, and with an answer of any of its
         calls that does not come in time.  After a restart of the daemon it is the next renewal that binds a lease again.
         """
-        label = holder or self.holder
-        rid = request_id or draw_request_id()
-        fields = {"key": key, "holder": label, "ttl_seconds": ttl, "scope": scope, "fence": fence, "bind": bind, "request_id": rid}
-        try:
-            reply, sent_at, _ = self._ask("lease", fields, self.timeout, wait)
-        except OutcomeUnknown as unknown:
-            return Unknown({"key": key, "holder": label, "acquired": None, "reason": "no_answer", "text": unknown.why}, rid)
-        answer = answer_to_lease(reply, key, sent_at, rid)
+        question = questions.lease(
+            key, holder or self.holder, ttl, scope=scope, wait=wait, fence=fence, bind=bind, request_id=request_id
+        )
+        answer = self._answer(question)
         if isinstance(answer, Grant) and wait:
-            return self._dated(answer)
+            return questions.dated(answer) or questions.dated_by(answer, self.renew(answer))
         return answer
 
     def renew(
@@ -82,25 +80,15 @@ class Client(Caller):
         timeout: float | None = None,
     ) -> Grant | Refusal | Unknown:
         """Renews a Grant, or the lease on `key` with `fence` and `holder`; `ttl` defaults to its own.  Never a fresh grant."""
-        key, fence, holder = _credentials(key, fence, holder)
-        label = holder or self.holder
-        fields = {"key": key, "holder": label, "fence": fence, "ttl_seconds": ttl}
-        try:
-            reply, sent_at, _ = self._ask("renew", fields, self.timeout if timeout is None else timeout)
-        except OutcomeUnknown as unknown:
-            return Unknown({"key": key, "holder": label, "acquired": None, "reason": "no_answer", "text": unknown.why})
-        return answer_to_lease(reply, key, sent_at)
+        return self._answer(questions.renew(key, fence, holder, self.holder, ttl), timeout)
 
     def release(self, key: str | Grant, fence: str | None = None, *, holder: str | None = None) -> Released:
         """Ends a Grant, or the lease on `key` whose fence this is.  True if this call ended it."""
-        key, fence, holder = _credentials(key, fence, holder)
-        reply, _, repeated = self._ask("release", {"key": key, "fence": fence, "holder": holder}, self.timeout)
-        released = verdict(reply, "released")
-        return Released(reply, released, repeated and released is False and reply.get("reason") == "expired")
+        return self._answer(questions.release(key, fence, holder))
 
     def check(self, key: str, generation: int | None = None) -> Checked:
         """Who holds `key`?  With `generation`, `current` tells whether exactly that lease is live."""
-        return Checked(self._ask("check", {"key": key, "generation": generation}, self.timeout)[0])
+        return self._answer(questions.check(key, generation))
 
     def list(
         self, *, scope: str | None = None, holder: str | None = None, page: int = 100, all: bool = False
@@ -109,25 +97,15 @@ class Client(Caller):
 
         `all` (operators only): every namespace.
         """
-        fields: dict[str, Any] = {"scope": scope, "holder": holder, "limit": page, "all": all or None}
-        while True:
-            reply = self._ask("list", fields, self.timeout)[0]
-            yield from reply.get("leases", ())
-            cursor = reply.get("cursor")
-            if cursor is None:
-                return
-            if cursor == fields.get("cursor"):
-                raise ProtocolFault("a list whose cursor stands still")
-            fields["cursor"] = cursor
+        pages = questions.Pages(scope, holder, page, all)
+        while not pages.over:
+            yield from pages.took(self._answer(pages.question))
 
     def revoke(
         self, key: str | None = None, reason: str = "", *, key_hash: str | None = None, namespace: str | None = None
     ) -> Revoked:
         """Ends somebody's lease by force (operators only).  `reason` is logged.  Exactly one of `key` and `key_hash`."""
-        fields = {"key": key, "key_hash": key_hash, "reason": reason, "namespace": namespace}
-        reply, _, repeated = self._ask("revoke", fields, self.timeout)
-        revoked = verdict(reply, "revoked")
-        return Revoked(reply, revoked, repeated and revoked is False and reply.get("reason") == "expired")
+        return self._answer(questions.revoke(key, reason, key_hash, namespace))
 
     def heartbeat(self, scope: str, expect_within: float, agent_id: str | None = None) -> SwitchState:
         """Arms the dead-man switch of `scope`: unless it is armed again within `expect_within` seconds (1 to 86,400), all live leases
@@ -192,21 +170,12 @@ class Client(Caller):
         terms = {"ttl": ttl, "holder": holder, "scope": scope, "wait": wait, "bind": bind}
         return HeldLease(self, key, terms, self._time, on_lost)
 
-    def _dated(self, grant: Grant) -> Grant | Refusal | Unknown:
-        """A grant after a wait: when it began is not known here.
-
-        The daemon's deadline stands if it is of this boot and time namespace; else a renewal is made at once and counted from.
-        """
-        from leased.clock import HostClock
-
+    def _answer(self, question: questions.Question[A], timeout: float | None = None) -> A:
+        seconds = self.timeout if timeout is None else timeout
         try:
-            if grant.reply["boot_id"] == HostClock().boot_id():
-                return Grant(grant.reply, float(grant.reply["expires_boottime"]))
-        except (OSError, KeyError, TypeError, ValueError):
-            pass
-        renewed = self.renew(grant)
-        return Grant(grant.reply, renewed.deadline) if isinstance(renewed, Grant) else renewed
-
-
-def _credentials(key: str | Grant, fence: str | None, holder: str | None) -> tuple[str, str | None, str | None]:
-    return (key.key, key.fence, holder or key.holder) if isinstance(key, Grant) else (key, fence, holder)
+            reply, sent_at, repeated = self._ask(question.operation, question.fields, seconds, question.wait)
+        except OutcomeUnknown as unknown:
+            if question.unanswered is None:
+                raise
+            return question.unanswered(unknown)
+        return question.understood(reply, sent_at, repeated)

@@ -6,18 +6,17 @@ in the socket, then in the daemon's buffer, then becomes a gap.
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import threading
 import time
-import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from leased.client.calling import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, jittered
+from leased.client.attempt import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, jittered
 from leased.client.core import Conversation
 from leased.client.errors import ConnectionGone, DaemonUnreachable, LeasedClientError, OutcomeUnknown, ProtocolFault, RateLimited
+from leased.client.forked import leave_to_parent
 from leased.client.wire import READ_BYTES, connect, ready, why
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class Watch:
         except ConnectionGone:  # a daemon that restarts at this moment
             while self._stream is None:
                 self._begin_again(FOR_EVER)
-        _watches.add(self)
+        leave_to_parent(self)
 
     def __repr__(self) -> str:
         watched = {name: value for name, value in self._fields.items() if name != "agent_key" and value is not None}
@@ -286,14 +285,3 @@ def _until_it_may_be_free(watch: Watch, deadline: float) -> bool:
             return False
         if isinstance(told, Gap) or told.type in ENDINGS:
             return True
-
-
-_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for watch in [*_watches]:
-        watch.left_to_parent()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -14,15 +14,32 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from leased.client.core import Conversation
 from leased.client.errors import ConnectionGone, DaemonUnreachable, LeasedClientError, OutcomeUnknown, PermissionDenied
 from leased.frames import proof
 
+if TYPE_CHECKING:
+    from leased.client.host_time import HostTime
+
 READ_BYTES: Final = 65536  # one read takes any answer
 _SLICE_SECONDS: Final = 1.0  # a signal that comes just before a wait begins does not end it, and is seen only after it
-_BACKLOG_PAUSE_SECONDS: Final = 0.01  # a full accept queue empties within a tick of the daemon
+BACKLOG_PAUSE_SECONDS: Final = 0.01  # a full accept queue empties within a tick of the daemon
+
+
+class StandIn(Protocol):
+    """What can answer in a daemon's place, within this process: `leased.testing.FakeLeased`."""
+
+    time: HostTime
+
+    def connect(self) -> socket.socket:
+        """A connected, non-blocking stream.  Raises OSError."""
+        ...
+
+
+stand_ins: Final[dict[str, StandIn]] = {}
+"""By the path they are reached at, which no file has."""
 
 
 def connect(path: str, deadline: float) -> socket.socket:
@@ -30,24 +47,35 @@ def connect(path: str, deadline: float) -> socket.socket:
 
     Raises PermissionDenied where the socket's mode keeps this user out, else DaemonUnreachable.
     """
-    while True:
+    while (stream := connect_now(path)) is None:
+        if time.monotonic() >= deadline:
+            raise backlog_is_full(path)
+        select.select([], [], [], BACKLOG_PAUSE_SECONDS)
+    return stream
+
+
+def connect_now(path: str) -> socket.socket | None:
+    """One attempt; None where the daemon's queue of connections is full, for a Unix socket does not queue one it has no room for."""
+    stream = None
+    try:
+        if path in stand_ins:
+            return stand_ins[path].connect()
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            stream.setblocking(False)
-            stream.connect(path)
-        except BlockingIOError:  # a Unix socket does not queue a connection it has no room for
+        stream.setblocking(False)
+        stream.connect(path)
+    except OSError as wrong:
+        if stream is not None:
             stream.close()
-            if time.monotonic() >= deadline:
-                raise DaemonUnreachable(path, "it accepts no connections: stopped or overloaded") from None
-            select.select([], [], [], _BACKLOG_PAUSE_SECONDS)
-        except PermissionError:
-            stream.close()
+        if isinstance(wrong, BlockingIOError):
+            return None
+        if isinstance(wrong, PermissionError):
             raise PermissionDenied(f"permission_denied: this user may not connect to {path}") from None
-        except OSError as wrong:
-            stream.close()
-            raise DaemonUnreachable(path, why(wrong)) from None
-        else:
-            return stream
+        raise DaemonUnreachable(path, why(wrong)) from None
+    return stream
+
+
+def backlog_is_full(path: str) -> DaemonUnreachable:
+    return DaemonUnreachable(path, "it accepts no connections: stopped or overloaded")
 
 
 def ready(stream: socket.socket, mask: int, deadline: float) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from fake_daemon import DROP, SILENCE, Asked, FakeDaemon, FakeTime, Fault, Raw, granted, refused
 
 from leased import model
-from leased.client import calling, errors, wire
+from leased.client import attempt, calling, errors, wire
 from leased.client.answers import Grant, Refusal, Unknown
 from leased.client.sync import Client
 from leased.client.wire import Connection
@@ -224,7 +224,7 @@ def test_a_waiting_lease_says_how_long_and_a_repeat_only_what_is_left(path: Path
     assert 0 < second < 7.5
 
 
-@pytest.mark.parametrize("reason", sorted(calling.RESTARTING))
+@pytest.mark.parametrize("reason", sorted(attempt.RESTARTING))
 def test_a_wait_that_meets_a_daemon_that_ends_or_begins_queues_again(path: Path, reason: str) -> None:
     def null(asked: Asked) -> dict[str, Any]:
         return refused(asked, reason, None, acquired=None, retry_after_seconds=1.0)
@@ -386,7 +386,7 @@ def test_an_interrupt_while_waiting_closes_the_connection(path: Path) -> None:
 
 
 def test_the_longest_wait_is_the_protocol_s() -> None:
-    assert calling.LONGEST_WAIT_SECONDS == model.MAX_WAIT_SECONDS
+    assert attempt.LONGEST_WAIT_SECONDS == model.MAX_WAIT_SECONDS
 
 
 def test_list_fetches_a_page_when_it_is_needed(path: Path) -> None:
