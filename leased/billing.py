@@ -51,7 +51,7 @@ class Billing:
         self.max_waiting = max_waiting
         self._lessor = lessor
         self._incarnation = incarnation
-        self._max_once = max_once
+        self.max_once = max_once
         self._most_uncopied = lessor.leases.map_bytes // 4 // EVENT_BYTES
         self._billed = {event_id for event_id, _ in state.billed}
         self._billed_order = deque(event_id for event_id, _ in state.billed)
@@ -74,8 +74,17 @@ class Billing:
         for namespace, wall in state.waiting:
             self._wait(namespace, wall)
         lessor.billing = self
+        lessor.free = tariff.free()
         lessor.operations[model.UsageRequest] = self.usage
         self._take_up()
+
+    def change(self, tariff: Tariff, *, max_waiting: int, max_once: int) -> None:
+        """Other prices and bounds from the next decision on; what has been charged stays charged."""
+        self.tariff = tariff
+        self.enabled = tariff.enabled
+        self.max_waiting = max_waiting
+        self.max_once = max_once
+        self._lessor.free = tariff.free()
 
     @property
     def dead_total(self) -> int:
@@ -180,7 +189,7 @@ class Billing:
             return
         self._billed.add(event_id)
         self._billed_order.append(event_id)
-        while len(self._billed) > self._max_once:
+        while len(self._billed) > self.max_once:
             oldest = self._billed_order.popleft()
             self._billed.discard(oldest)
             self._lessor.journal.append(("unbill", oldest))

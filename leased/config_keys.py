@@ -64,6 +64,20 @@ class Limits:
     requests_per_second_per_uid: int = field(default=0, metadata=_by(integer(0, 1_000_000)))  # 0: unlimited
 
 
+class LimitsInForce(Limits):
+    """The one object that all parts of a running daemon look at: a reload changes it in place, so that no part need be told."""
+
+    __slots__ = ()
+
+    def become(self, limits: Limits) -> None:
+        for each in fields(limits):
+            object.__setattr__(self, each.name, getattr(limits, each.name))
+
+
+def in_force(limits: Limits) -> LimitsInForce:
+    return LimitsInForce(**{each.name: getattr(limits, each.name) for each in fields(limits)})
+
+
 @dataclass(frozen=True, slots=True)
 class Billing:
     """[billing]: the tariff, in integer micro-units of `currency`."""

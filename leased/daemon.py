@@ -19,6 +19,7 @@ from leased.binds import Binds
 from leased.calls import Call
 from leased.clock import Clock
 from leased.config import Config
+from leased.config_keys import in_force
 from leased.digests import Digests
 from leased.doors.lines import AnyPeer
 from leased.doors.pages import http_door
@@ -30,7 +31,7 @@ from leased.metrics import Meters, TimedWriter
 from leased.opening import Opened
 from leased.outbox_desk import OutboxDesk
 from leased.outcomes import Outcomes
-from leased.peers import Policy
+from leased.reload import policy_of, tariff_of
 from leased.start import Start
 from leased.state.journal import Journal
 from leased.state.ledger import INITIALISED, write_initialised
@@ -39,7 +40,6 @@ from leased.state.writer import WriterThread
 from leased.stop import copy_out
 from leased.switches import Switches
 from leased.systemd import Notifier
-from leased.tariff import Tariff
 from leased.upkeep import Upkeep
 from leased.upstream import Shipper
 from leased.views import Views
@@ -71,6 +71,8 @@ class Daemon:
         self.clock = clock
         self.locks, self.leases, self.ledger, self.taken = opened
         leases, ledger, taken = opened.leases, opened.ledger, opened.taken
+        self.limits = in_force(config.limits)
+        self.policy = policy_of(config)
         self.outcomes = Outcomes()
         self.writer = WriterThread(ledger, self.outcomes.put)
         self.meters = Meters()
@@ -83,7 +85,7 @@ class Daemon:
             self.journal,
             gate,
             clock,
-            config.limits,
+            self.limits,
         )
         self.start = Start(self.lessor, taken, config.wait_out_seconds)
         self.lessor.reread()
@@ -94,20 +96,12 @@ class Daemon:
         for digest in damaged:
             log.error("record.set_aside", table="agents", digest=digest.hex())
         self.agents = Agents(self.lessor, self.watchers, agents.items())
-        policy = Policy(
-            by_uid=config.namespaces.uids,
-            by_gid=config.namespaces.gids,
-            per_uid=config.namespaces.per_uid,
-            operator_group=config.operator_group,
-        )
-        self.board = Switchboard(policy, config.limits, self._decide, self._hung_up)
+        self.board = Switchboard(self.policy, self.limits, self._decide, self._hung_up)
         self.board.known = self.agents.identify
         self.binds = Binds(self.lessor, self.board.readable, self.board.forget, notifier or None)
-        tariff = Tariff(config.billing.enabled, config.billing.currency, config.billing.refusal, config.billing.agent_lock_call)
-        self.lessor.free = tariff.free()
         self.billing = Billing(
             self.lessor,
-            tariff,
+            tariff_of(config),
             read_state(ledger),
             taken.meta.incarnation,
             max_waiting=config.billing.outbox_max_events,

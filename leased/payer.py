@@ -105,6 +105,11 @@ class X402Payer:
         self._journal = journal
         self._clock = clock
 
+    def change(self, config: X402, signer: Signer) -> None:
+        """Other caps and another wallet from the next demand on; a payment under way stays what it is."""
+        self._config = config
+        self._signer = signer
+
     @property
     def spent_today(self) -> int:
         """Micro-units signed for on this day (UTC)."""

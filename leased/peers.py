@@ -36,6 +36,11 @@ class Policy:
         self._own_uid = os.geteuid()
         self._operator_gid = None if operator_group is None else group_id(operator_group, "operator_group")
 
+    def become(self, other: Policy) -> None:
+        """The rules of `other` for whoever connects from now on."""
+        self._by_uid, self._by_gid, self._per_uid = other._by_uid, other._by_gid, other._per_uid
+        self._operator_gid = other._operator_gid
+
     def identify(self, connection: socket.socket) -> Identity:
         """By SO_PEERCRED, fixed at connect: the process that connected, not whoever the socket was handed to.  Raises OSError."""
         pid, uid, gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))

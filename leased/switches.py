@@ -33,7 +33,7 @@ class Switches:
 
     def __init__(self, lessor: Lessor, max_per_namespace: int) -> None:
         self._lessor = lessor
-        self._max = max_per_namespace
+        self.max_per_namespace = max_per_namespace
         self._all: dict[bytes, Switch] = {}
         self._due: list[tuple[float, bytes]] = []
         self._spaces: dict[str, int] = {}
@@ -98,9 +98,14 @@ class Switches:
                 return
         else:
             assert request.expect_within is not None
-            if before is None and self._spaces.get(namespace, 0) >= self._max and not self._forget_oldest_miss(namespace):
+            if (
+                before is None
+                and self._spaces.get(namespace, 0) >= self.max_per_namespace
+                and not self._forget_oldest_miss(namespace)
+            ):
                 raise PeerError(
-                    "rate_limited", f"scope cannot be armed: {self._max} switches are armed (limits.max_switches_per_namespace)"
+                    "rate_limited",
+                    f"scope cannot be armed: {self.max_per_namespace} switches are armed (limits.max_switches_per_namespace)",
                 )
             if not lessor.has_room():
                 raise Unknown("full")

@@ -24,7 +24,7 @@ import trio
 
 from leased.billing import Billing
 from leased.clock import Clock, rfc3339
-from leased.config_keys import Upstream
+from leased.config_keys import X402, Upstream
 from leased.config_values import amount_text
 from leased.state.journal import Journal
 from leased.state.ledger import Ledger
@@ -84,6 +84,10 @@ class Payer(Protocol):
 
     payment: Payment | None
     why: str
+
+    def change(self, config: X402, signer: Any) -> None:
+        """Other caps and another wallet, from the next demand on."""
+        ...
 
     async def pay(self, batch: Batch, demand: Answer) -> Payment | None:
         """Sign for this batch and record it durably; None when the demand is not met.  Cancellation leaves a recorded payment or none."""
@@ -171,6 +175,7 @@ class Shipper:
         self._clock = clock
         self._source = f"urn:leased:{install_id}"
         self._post = post
+        self._hurried = trio.Event()
         self._after = 0
         self._looked = False
         self._suspects = 0  # so many from here on, of which upstream will not take one
@@ -181,6 +186,17 @@ class Shipper:
         self.shipped = 0
         self.buried = 0
         self.attempts = 0
+
+    def change(self, config: Upstream, post: Post) -> None:
+        """Ship by `post` from the next attempt on; one under way goes on as it was begun."""
+        self._post = post
+        self._most = self._ceiling = config.batch_events
+        self._size = min(self._size, self._most)
+
+    def hurry(self) -> None:
+        """Whatever was wrong may have been mended: try again now."""
+        self.failures = 0
+        self._hurried.set()
 
     def look_again(self) -> None:
         """Dead letters have come back: begin with the oldest."""
@@ -195,7 +211,9 @@ class Shipper:
                 log.exception("upstream.failed", status=0, error="a fault of the daemon itself")
                 pause = MAX_BACKOFF_SECONDS
             if pause:
-                await trio.sleep(pause)
+                with trio.move_on_after(pause):
+                    await self._hurried.wait()
+            self._hurried = trio.Event()
 
     async def step(self) -> float:
         """Ship the oldest batch, if there is one.  Returns the seconds to wait before the next.  Cancellation: as `run`."""

@@ -32,7 +32,7 @@ class Views:
     def __init__(self, lessor: Lessor, start: Start, config: Config, install_id: str, connections: Callable[[], int]) -> None:
         self._lessor = lessor
         self._start = start
-        self._config = config
+        self.config = config
         self._install_id = install_id
         self._connections = connections
         self._since = lessor.now.boot
@@ -117,7 +117,7 @@ class Views:
 
     def describe(self, identity: Identity) -> Reply:
         """`info`: what a caller may rely on, and what an operator looks at first."""
-        lessor, config = self._lessor, self._config
+        lessor, config = self._lessor, self.config
         limits = config.limits
         now = lessor.now
         return {

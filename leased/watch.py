@@ -65,7 +65,7 @@ class Watchers:
 
     def __init__(self, lessor: Lessor, max_per_uid: int) -> None:
         self._lessor = lessor
-        self._max = max_per_uid
+        self.max_per_uid = max_per_uid
         self._spaces: dict[str, dict[int, Watch]] = {}
         self._of_uid: dict[int, int] = {}
         self._last_seq: dict[int, int] = {}
@@ -88,7 +88,7 @@ class Watchers:
             call.refuse(PeerError("invalid_argument", "watch is on already for this connection: unwatch first, or open another"))
             return
         standing = self._of_uid.get(identity.uid, 0)
-        if standing >= self._max:
+        if standing >= self.max_per_uid:
             call.refuse(PeerError("rate_limited", f"watch: your user has {standing} watches (limits.max_watchers_per_uid)"))
             return
         key_hash = None if request.key is None else self._lessor.digests.key_hash(identity.namespace, request.key)

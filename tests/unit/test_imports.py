@@ -46,6 +46,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "roof": (
         "daemon",
         "opening",
+        "reload",
+        "hangup",
         "service",
         "systemd",
         "log",
@@ -61,6 +63,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "__main__",
         "client",
         "client.*",
+        "adapters",
+        "adapters.*",
         "",
     ),  # "" is leased/__init__.py
 }
@@ -148,15 +152,17 @@ def import_faults(module: str, layer: str, imported: Import, modules: Mapping[st
     full, name = imported
     top = full.partition(".")[0]
     target = own(imported, modules)
-    client = module == "client" or module.startswith("client.")
+    adapter = _within("adapters", module)
+    client = adapter or _within("client", module)
     pure = layer == "pure" or (layer == "ground" and module != "clock")
     if target is not None:
         lower = layer_of(target)
         if lower is not None and RANKS[lower] > RANKS[layer]:
             yield f"imports leased.{target} ({lower}), which is above it"
-        if client and not (target == "client" or target.startswith("client.") or lower in ("ground", "pure")):
+        own_side = _within("client", target) or (adapter and _within("adapters", target))
+        if client and not (own_side or lower in ("ground", "pure")):
             yield f"imports leased.{target}: a client may import only itself, ground and pure"
-        if not client and module != "" and (target == "client" or target.startswith("client.")):
+        if not client and module != "" and (_within("client", target) or _within("adapters", target)):
             yield f"imports leased.{target}: the daemon does not use its own client"
         if layer == "pure" and target == "clock" and name not in PURE_CLOCK_NAMES:
             yield f"imports {name or 'all'} of leased.clock: a pure module is given the time"
@@ -168,6 +174,10 @@ def import_faults(module: str, layer: str, imported: Import, modules: Mapping[st
         yield "imports structlog: the layers below the middle raise or return, and do not log"
     if client and top in NEVER_IN_CLIENT and not (top == "trio" and module in TRIO_FACES):
         yield f"imports {full}: a client must start in milliseconds with the standard library and msgpack"
+
+
+def _within(package: str, module: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
 
 
 def cycles(modules: Mapping[str, str]) -> list[list[str]]:
@@ -248,7 +258,11 @@ def test_a_heavy_import_would_be_seen() -> None:
         ("client.sync", "from leased.state.records import x", "a client may import only itself, ground and pure"),
         ("client.sync", "from leased.daemon import x", "a client may import only itself, ground and pure"),
         ("client.sync", "from leased.log import x", "a client may import only itself, ground and pure"),
+        ("client.sync", "from leased.adapters.redis_lock import x", "a client may import only itself, ground and pure"),
+        ("adapters.redis_lock", "from leased.daemon import x", "a client may import only itself, ground and pure"),
+        ("adapters.redis_lock", "import trio", "a client must start in milliseconds"),
         ("daemon", "from leased.client.sync import Client", "the daemon does not use its own client"),
+        ("daemon", "from leased.adapters.redis_lock import x", "the daemon does not use its own client"),
         ("rules", "from leased import Client", "imports leased. (roof), which is above it"),
         ("", "from leased.client.sync import Client", "the public names are imported when first used"),
         ("helpers", "", "leased.helpers is in no layer: add it to LAYERS"),
@@ -257,7 +271,11 @@ def test_a_heavy_import_would_be_seen() -> None:
 )
 def test_each_fault_is_found(module: str, source: str, said: str) -> None:
     others = dict.fromkeys(
-        ("errors", "rules", "lessor", "clock", "state.records", "client.sync", "daemon", "log", "version", ""), ""
+        (
+            *("errors", "rules", "lessor", "clock", "state.records", "client.sync", "adapters.redis_lock"),
+            *("daemon", "log", "version", ""),
+        ),
+        "",
     )
     found = faults({**others, module: source})
     assert len(found) == 1
@@ -273,11 +291,12 @@ def test_each_fault_is_found(module: str, source: str, said: str) -> None:
         ("lessor", "import structlog, trio\nfrom leased import rules\nfrom leased.state.records import x"),
         ("client.trio_face", "import trio\nfrom leased.client.sync import x"),
         ("config", "from pathlib import Path"),
+        ("adapters.tooz_driver", "import tooz\nfrom leased.client.sync import x\nfrom leased.adapters.redis_lock import y"),
         ("", "from leased.version import VERSION"),
     ],
 )
 def test_what_is_allowed_is_allowed(module: str, source: str) -> None:
-    others = dict.fromkeys(("rules", "lessor", "clock", "state.records", "client.sync", "version", ""), "")
+    others = dict.fromkeys(("rules", "lessor", "clock", "state.records", "client.sync", "adapters.redis_lock", "version", ""), "")
     assert faults({**others, module: source}) == []
 
 
