@@ -34,7 +34,7 @@ exit codes: 0 well; 1 fsck found something; 64 wrong usage; 69 not now (locked, 
   leased backup /srv/backups/leased-$(date +%F)"""
 
 _SERVE: Final = """Runs until SIGTERM or SIGINT, then tells the state of every lease, so that the next start has nothing to wait for.
-It logs to standard error."""
+SIGHUP reads the configuration again.  It logs to standard error."""
 
 _CHECK_CONFIG: Final = "Prints every key with its value, defaults included, or every mistake of the file."
 
@@ -76,11 +76,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _complain(error: BaseException, options: argparse.Namespace) -> int:
-    from leased.exits import judged
+    from leased.exits import first_of, judged
 
+    error = first_of(error)
+    prefix, told = "", False
+    if options.verb == "serve":
+        from leased.log import ERROR_PREFIX, is_journal
+        from leased.not_started import NotStarted
+
+        if is_journal(sys.stderr, os.environ):
+            prefix, told = ERROR_PREFIX, isinstance(error, NotStarted)
+        error = error.error if isinstance(error, NotStarted) else error
     code, text = judged(error, serving=options.verb == "serve", socket=getattr(options, "listening_at", ""))
-    for line in text.splitlines():
-        print(f"leased: {line}", file=sys.stderr)
+    for line in text.splitlines() if not told else ():
+        print(f"{prefix}leased: {line}", file=sys.stderr)
     return code
 
 
@@ -168,7 +177,14 @@ def _config(options: argparse.Namespace) -> Config:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    config = _config(options)
+    from leased.errors import LeasedError
+
+    try:
+        config = _config(options)
+    except LeasedError as error:
+        from leased.not_started import tell
+
+        raise tell(error) from None
     options.listening_at = str(config.socket)
     import trio
 
@@ -176,7 +192,14 @@ def _serve(options: argparse.Namespace) -> int:
 
     log.configure(config.log.level, config.log.format)
     os.umask(0o077)
-    return trio.run(lambda: service.run(config, ready=lambda path: log.get_logger().info("daemon.ready", socket=str(path))))
+    return trio.run(
+        lambda: service.run(
+            config,
+            ready=lambda path: log.get_logger().info("daemon.ready", socket=str(path)),
+            read=lambda: _config(options),
+            speak=lambda now: log.configure(now.log.level, now.log.format),
+        )
+    )
 
 
 def _check_config(options: argparse.Namespace) -> int:

@@ -31,6 +31,7 @@ from leased.metrics import Meters, TimedWriter
 from leased.opening import Opened
 from leased.outbox_desk import OutboxDesk
 from leased.outcomes import Outcomes
+from leased.pulse import Pulse, Standing, standing
 from leased.reload import policy_of, tariff_of
 from leased.start import Start
 from leased.state.journal import Journal
@@ -123,6 +124,7 @@ class Daemon:
         self.board.proven = self.binds.adopt
         self.upkeep = Upkeep(self.lessor, self.start, self.switches, self.binds, self.billing)
         self.views = Views(self.lessor, self.start, config, taken.meta.install_id, lambda: len(self.board))
+        self.pulse = Pulse(notifier, self.standing, self.board.readable, self.outcomes.put)
         self._seen = clock.now().boot
         self._wake = self._seen
         self._scope = trio.CancelScope()
@@ -151,6 +153,9 @@ class Daemon:
 
     def stop(self) -> None:
         self._stopping.set()
+
+    def standing(self) -> Standing:
+        return standing(self.lessor, self._upstream())
 
     async def _serve_sockets(self) -> None:
         """Cancellation leaves nothing half done: a turn has no await in it."""
@@ -263,6 +268,7 @@ class Daemon:
             return
         self._checked_floor = boot
         self.board.each_second(boot)
+        self.pulse.each_second(boot)
         if not (all(lock.in_place() for lock in self.locks) and self.leases.in_place() and self.ledger.in_place()):
             self.lessor.gate.closed = "state_lost"
             self.floor_lost = True

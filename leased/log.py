@@ -95,6 +95,8 @@ CREDENTIALS: Final = frozenset(
 """Field names whose values never leave: credentials, key texts, and what may contain them."""
 
 _PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}  # sd-daemon(3)
+ERROR_PREFIX: Final = f"<{_PRIORITIES['error']}>"
+"""For a line to the journal that is no log line."""
 _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+import time
 from typing import Final, NamedTuple
+
+from leased.errors import ConfigError
 
 FIRST_INHERITED: Final = 3
 
@@ -26,10 +30,32 @@ def inherited() -> list[Inherited]:
     return [Inherited(called[at] if at < len(called) else "unknown", descriptor) for at, descriptor in enumerate(descriptors)]
 
 
+def listening(given: Inherited) -> socket.socket:
+    """An inherited descriptor as the listening stream socket that it must be.  Raises ConfigError."""
+    try:
+        found = socket.socket(fileno=given.descriptor)
+        listens = found.type == socket.SOCK_STREAM and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError:
+        listens = False
+    if not listens or found.family not in {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6}:
+        raise ConfigError(
+            f"descriptor {given.descriptor} ({given.name}), which the service manager passed, is no listening stream socket: "
+            "correct the socket unit (ListenStream=, and Accept=no)"
+        )
+    return found
+
+
 class Notifier:
-    """The notification socket of this service; every method does nothing when there is none, and never raises."""
+    """The notification socket of this service; every method does nothing when there is none, and never raises.
+
+    `watchdog_seconds`: how long the service manager lets pass without a ping before it ends this process; infinite where it does not.
+    The variables are taken out of the environment.
+    """
 
     def __init__(self) -> None:
+        pid, micro = os.environ.pop("WATCHDOG_PID", ""), os.environ.pop("WATCHDOG_USEC", "")
+        watched = micro.isdigit() and int(micro) > 0 and pid in {"", str(os.getpid())}
+        self.watchdog_seconds = int(micro) / 1e6 if watched else math.inf
         address = os.environ.pop("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) if address else None
@@ -52,8 +78,12 @@ class Notifier:
     def status(self, status: str) -> None:
         self.say(f"STATUS={status}")
 
-    def stopping(self) -> None:
-        self.say("STOPPING=1")
+    def reloading(self) -> None:
+        """READY=1 is the end of it."""
+        self.say("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+
+    def stopping(self, status: str) -> None:
+        self.say("STOPPING=1", f"STATUS={status}")
 
     # ---- the descriptor store (binds.Keeper)
 

@@ -46,10 +46,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "roof": (
         "daemon",
         "opening",
+        "state_format",
         "reload",
         "hangup",
         "service",
         "systemd",
+        "pulse",
+        "not_started",
         "log",
         "exits",
         "invariants",
