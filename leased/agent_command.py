@@ -138,6 +138,7 @@ def _in_the_ledger(config: Config, operation: str, fields: dict[str, Any]) -> di
     from leased.state.agent_records import encode_agent
     from leased.state.environment import DirectoryLock
     from leased.state.ledger import Ledger
+    from leased.state_format import refuse_another
 
     if not (config.state_dir / "data.mdb").exists():
         raise ConfigError(
@@ -146,6 +147,7 @@ def _in_the_ledger(config: Config, operation: str, fields: dict[str, Any]) -> di
     os.umask(0o077)
     lock = DirectoryLock(config.state_dir, make=False)
     try:
+        refuse_another(config.state_dir)
         ledger = Ledger(config.state_dir)
         try:
             meta = ledger.read_meta()

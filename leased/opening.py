@@ -16,6 +16,7 @@ from leased.state.leases import Leases
 from leased.state.ledger import Ledger
 from leased.state.probe import probe
 from leased.state.recovery import TakenOver, take_over
+from leased.state_format import note_writer, refuse_another
 
 log = structlog.get_logger()
 
@@ -35,6 +36,8 @@ def open_state(config: Config, clock: Clock) -> Opened:
     check_wall(clock.now().wall)
     locks = [DirectoryLock(config.state_dir), DirectoryLock(config.runtime_dir)]
     _prove(config)
+    refuse_another(config.state_dir, config.runtime_dir)
+    note_writer(config.state_dir)
     ledger = Ledger(config.state_dir)
     leases = _open_leases(config)
     try:

@@ -201,6 +201,7 @@ def _ledger(config: Config) -> Iterator[Ledger]:
     """The ledger of a stopped daemon, its directory locked.  Raises StateLocked, StateRefused, StoreError or OSError."""
     from leased.state.environment import DirectoryLock
     from leased.state.ledger import Ledger
+    from leased.state_format import refuse_another
 
     if not (config.state_dir / "data.mdb").exists():
         raise StateRefused(
@@ -208,6 +209,7 @@ def _ledger(config: Config) -> Iterator[Ledger]:
         )
     lock = DirectoryLock(config.state_dir, make=False)
     try:
+        refuse_another(config.state_dir)
         ledger = Ledger(config.state_dir)
         try:
             if ledger.read_meta() is None:

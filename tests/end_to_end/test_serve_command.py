@@ -8,8 +8,10 @@ import secrets
 import signal
 import subprocess
 import time
+import zlib
 from pathlib import Path
 
+import lmdb
 import pytest
 from daemons import Daemon, MakeDaemon, run_leased
 
@@ -230,3 +232,35 @@ def test_log_lines_are_json_with_known_names(make_daemon: MakeDaemon) -> None:
         < names.index("daemon.draining")
         < names.index("daemon.stopped")
     )
+
+
+def test_a_newer_state_is_left_as_it_is_and_served_again_by_its_own_program(make_daemon: MakeDaemon) -> None:
+    """An upgrade, a downgrade that must not work, and the way back."""
+    daemon = make_daemon().start()
+    with daemon.rpc() as rpc:
+        grant = rpc.call("lease", key="k", holder="a", ttl_seconds=600)
+    daemon.terminate()
+
+    def rewrite(number: int, writer: str) -> None:
+        environment = lmdb.open(str(daemon.state_dir), max_dbs=16, map_size=1 << 30)
+        table = environment.open_db(b"meta", create=False)
+        with environment.begin(write=True, db=table) as transaction:
+            fields = json.loads(transaction.get(b"meta")[1:-4]) | {"format": number}
+            body = b"\x01" + json.dumps(fields).encode()
+            transaction.put(b"meta", body + zlib.crc32(body).to_bytes(4, "little"))
+        environment.close()
+        (daemon.state_dir / "version").write_text(f"{writer}\n")
+
+    def everything() -> dict[Path, tuple[bytes, int]]:
+        files = [*daemon.state_dir.iterdir(), *daemon.runtime_dir.iterdir()]
+        return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+    rewrite(2, "0.9.7")
+    before = everything()
+    code, said = ended(daemon)
+    assert code == EXIT_CONFIG and everything() == before
+    assert "was written by leased 0.9.7; this is leased" in said and "install leased 0.9.7 again" in said
+    rewrite(1, "0.1.0")
+    daemon.start()
+    with daemon.rpc() as rpc:
+        assert rpc.call("renew", key="k", holder="a", fence=grant["fence"])["generation"] == grant["generation"]
