@@ -10,11 +10,23 @@ from typing import TYPE_CHECKING, Any
 from leased.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from leased.client.async_client import AsyncClient as AsyncClient
+    from leased.client.errors import DaemonUnreachable as DaemonUnreachable
+    from leased.client.errors import LeaseLost as LeaseLost
+    from leased.client.errors import LeaseRefused as LeaseRefused
+    from leased.client.errors import OutcomeUnknown as OutcomeUnknown
     from leased.client.sync import Client as Client
 
-_HOMES = {"Client": "leased.client.sync"}
+_HOMES = {
+    "AsyncClient": "leased.client.async_client",
+    "Client": "leased.client.sync",
+    "DaemonUnreachable": "leased.client.errors",
+    "LeaseLost": "leased.client.errors",
+    "LeaseRefused": "leased.client.errors",
+    "OutcomeUnknown": "leased.client.errors",
+}
 
-__all__ = ["Client", "__version__"]
+__all__ = ["AsyncClient", "Client", "DaemonUnreachable", "LeaseLost", "LeaseRefused", "OutcomeUnknown", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

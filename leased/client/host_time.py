@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import threading
+
+    from leased.client.face import Face, Gate
+
+_SLICE_SECONDS: Final = 1.0
 
 
 class HostTime:
@@ -18,3 +22,7 @@ class HostTime:
     def wait(self, change: threading.Condition, seconds: float) -> None:
         """Waits, with `change` held, until it is notified or `seconds` have passed."""
         change.wait(seconds)
+
+    async def rest(self, face: Face, gate: Gate, seconds: float) -> None:
+        """Waits until `gate` is open, or `seconds` have passed, or a second has: loops do not count suspend, and must look again."""
+        await gate.passed(face.now() + min(seconds, _SLICE_SECONDS))

@@ -142,7 +142,12 @@ class Client(Caller):
 
         return wait_free(self, key, timeout)
 
+    def usage(self, since: str | float | None = None) -> dict[str, Any]:
+        """What the namespace was billed, from `since` (RFC 3339, or seconds since 1970) or in the whole."""
+        return self._ask("usage", {"since": since}, self.timeout)[0]
+
     def info(self) -> dict[str, Any]:
+        """What the daemon is, whom it takes this client for, and its limits."""
         return self._ask("info", {}, self.timeout)[0]
 
     def call(self, operation: str, **fields: Any) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class Watch:
                 return False
             octets = stream.recv(READ_BYTES)
             _, events = self._conversation.receive(octets)
-            self._told += map(_understood, events)
+            self._told += map(understood, events)
         except BlockingIOError:
             return True
         except OSError:
@@ -186,7 +186,7 @@ class Watch:
                 if not ready(stream, select.POLLIN, deadline):
                     raise OutcomeUnknown("watch", "the daemon did not answer in time")
                 octets = stream.recv(READ_BYTES)
-                told += map(_understood, self._conversation.receive(octets)[1])
+                told += map(understood, self._conversation.receive(octets)[1])
                 if self._conversation.fault is not None or (not octets and not self._conversation.answered(msgid)):
                     raise self._conversation.ended("the daemon closed the connection")
             self._conversation.answer(msgid)
@@ -240,7 +240,7 @@ class Watch:
         self._hang_up()
 
 
-def _understood(event: Event) -> LeaseEvent | Gap:
+def understood(event: Event) -> LeaseEvent | Gap:
     """A method that this client does not know is something missed."""
     told = event.params
     try:

@@ -235,16 +235,16 @@ def test_close_ends_the_wait_for_a_daemon_that_is_away(daemon: FakeDaemon, path:
 def test_an_interrupt_costs_a_gap_and_not_silence(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     with Client(daemon.path).watch() as watch:
         tell(daemon, 1, event(1))
-        real = watching._understood
+        real = watching.understood
 
         def interrupted(told: Any) -> Any:
             signal.raise_signal(signal.SIGINT)
             return real(told)
 
-        monkeypatch.setattr(watching, "_understood", interrupted)
+        monkeypatch.setattr(watching, "understood", interrupted)
         with pytest.raises(KeyboardInterrupt):
             watch.take(PATIENCE_SECONDS)
-        monkeypatch.setattr(watching, "_understood", real)
+        monkeypatch.setattr(watching, "understood", real)
         assert watch.take(PATIENCE_SECONDS) == Gap(None, None)
 
 
