@@ -38,6 +38,7 @@ __all__ = [
     "describe",
     "load",
     "parse",
+    "secret_file",
 ]
 
 OVERFLOW_ID: Final = 65534  # what unmapped users and groups of a user namespace show: a rule for it would be one for all of them
@@ -106,6 +107,20 @@ def parse(text: str, *, source: str, root: bool, environ: Mapping[str, str], **o
     if reading.faults:
         raise ConfigError("\n".join(reading.faults))
     return reading.config()
+
+
+def secret_file(key: str, named: Path, environ: Mapping[str, str]) -> tuple[Path, bool]:
+    """Where the file is that `key` names, and whether systemd guards it: "credential:NAME" is NAME in the directory that systemd made for
+    this service alone.  Raises ConfigError where it made none."""
+    name = str(named).removeprefix(values.CREDENTIAL)
+    if name == str(named):
+        return named, False
+    directory = environ.get("CREDENTIALS_DIRECTORY", "")
+    if not directory.startswith("/"):
+        raise ConfigError(
+            f'{key}: "{named}" is only there for a service whose unit has LoadCredential={name}:PATH: add that, or name a file by its path'
+        )
+    return Path(directory, name), True
 
 
 def describe(config: Config) -> list[tuple[str, str]]:

@@ -94,7 +94,7 @@ class Upstream:
     """[upstream]: where billing events are shipped; without `url` nothing is shipped."""
 
     url: str | None = field(default=None, metadata=_by(values.upstream_url, secret=True, show=values.shown_url))
-    token_file: Path | None = field(default=None, metadata=_by(absolute_path, secret=True))
+    token_file: Path | None = field(default=None, metadata=_by(values.secret_path, secret=True))
     batch_events: int = field(default=100, metadata=_by(integer(1, 100)))
     timeout_seconds: float = field(default=10.0, metadata=_by(seconds(0.1, 300)))
     proxy: str | None = field(default=None, metadata=_by(values.PROXY, secret=True))
@@ -105,7 +105,7 @@ class Upstream:
 class X402:
     """[x402]: the wallet that pays upstream, and all it may do; amounts are micro-units of the asset.  No wallet: no payment."""
 
-    wallet_key_file: Path | None = field(default=None, metadata=_by(absolute_path, secret=True))
+    wallet_key_file: Path | None = field(default=None, metadata=_by(values.secret_path, secret=True))
     networks: tuple[str, ...] = field(default=(), metadata=_by(list_of(values.NETWORK)))
     assets: tuple[str, ...] = field(default=(), metadata=_by(list_of(values.account)))
     payees: tuple[str, ...] = field(default=(), metadata=_by(list_of(values.account)))

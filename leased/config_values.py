@@ -73,6 +73,21 @@ def absolute_path(value: object) -> Path:
     return Path(value)
 
 
+CREDENTIAL: Final = "credential:"
+
+
+def secret_path(value: object) -> Path:
+    """A path, or the name of a credential that systemd hands to the service: "credential:NAME" stays as it is (see `config.secret_file`)."""
+    if isinstance(value, str) and re.fullmatch(CREDENTIAL + r"[A-Za-z0-9_][A-Za-z0-9._-]{0,100}", value):
+        return Path(value)
+    try:
+        return absolute_path(value)
+    except Wrong:
+        raise Wrong(
+            'must be an absolute path in quotes, beginning with "/", or "credential:NAME" where the unit has LoadCredential=NAME:PATH'
+        ) from None
+
+
 def socket_path(value: object) -> Path:
     path = absolute_path(value)
     if (size := len(str(path).encode())) > MAX_SOCKET_PATH_BYTES:

@@ -5,6 +5,7 @@ An extra (`leased[upstream]`), imported only when `upstream.url` is set.
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from leased.clock import Clock
+from leased.config import secret_file
 from leased.config_keys import X402, Upstream
 from leased.errors import ConfigError
 from leased.state.payments import read_spending
@@ -43,7 +45,9 @@ class Poster:
         self._url = config.url
         self._clock = clock
         self._seconds = config.timeout_seconds
-        self._token_file = config.token_file
+        self._token_file: Path | None = None
+        if config.token_file is not None:
+            self._token_file, _ = secret_file("upstream.token_file", config.token_file, os.environ)
         self._token_seen: tuple[int, int, int] | None = None
         self._token = ""
         try:  # without a file: the authorities the system trusts
@@ -100,7 +104,7 @@ class Poster:
         """Raises OSError, or ValueError for what cannot stand in a header; neither repeats it."""
         if self._token_file is None:
             return ""
-        path = Path(self._token_file)
+        path = self._token_file
         status = path.stat()
         seen = (status.st_mtime_ns, status.st_ino, status.st_size)
         if seen != self._token_seen:

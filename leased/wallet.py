@@ -6,11 +6,13 @@ memory only as signatures: no message here repeats a byte of it, and no error is
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from pathlib import Path
 from typing import Any, Final
 
+from leased.config import secret_file
 from leased.errors import ConfigError
 from leased.payer import Demand, Offer, Signed
 
@@ -62,15 +64,19 @@ class Wallet:
             raise ValueError(type(error).__name__) from None
 
 
-def read_key(path: Path) -> str:
-    """64 hexadecimal digits, with or without 0x before them.  Raises ConfigError, which does not repeat what is in the file."""
+def read_key(named: Path) -> str:
+    """64 hexadecimal digits, with or without 0x before them.  Raises ConfigError, which does not repeat what is in the file.
+
+    The mode of a credential says nothing: systemd lets the service read it by an access list, which shows as the group's permission.
+    """
+    path, guarded = secret_file("x402.wallet_key_file", named, os.environ)
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(path.stat().st_mode)
             octets = file.read(MAX_KEY_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"x402.wallet_key_file: {path}: {error.strerror}") from None
-    if mode & 0o077:
+    if mode & 0o077 and not guarded:
         raise ConfigError(f"x402.wallet_key_file: {path} has mode {mode:04o}: a key must be nobody else's to read: chmod 600 it")
     if not re.fullmatch(rb"\s*(0x)?[0-9a-fA-F]{64}\s*", octets):
         raise ConfigError(
