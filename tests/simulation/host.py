@@ -45,14 +45,19 @@ class SimulatedClock:
 
 
 class Keeper:
-    """In place of systemd's descriptor store, which outlives the daemon; or, when absent, in place of its absence."""
+    """In place of systemd: its descriptor store, which outlives the daemon, and its ear; or, when absent, in place of its absence."""
 
     def __init__(self, *, present: bool) -> None:
         self._present = present
+        self.watchdog_seconds = 3.0
+        self.said: list[str] = []  # of the present life
         self.kept: dict[str, int] = {}
 
     def __bool__(self) -> bool:
         return self._present
+
+    def say(self, *lines: str) -> None:
+        self.said = [*self.said[-99:], *lines]
 
     def keep(self, name: str, descriptor: int) -> None:
         self.drop(name)
