@@ -1,7 +1,9 @@
-"""Which tests are run, and what a skipped one means.
+"""Which tests are run, in which process, and what a skipped one means.
 
 The plain command runs what any user can run on any Linux host.  What needs root or packages is left out by name, and said at the
 end and at the start; LEASED_TEST_ALL=1 runs everything and lets nothing be skipped: a test that cannot run there has failed.
+
+With `-n 2 --dist loadgroup` the tests of real processes run one after another in one worker, beside those that only compute.
 """
 
 from __future__ import annotations
@@ -9,15 +11,18 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+HERE = Path(__file__).parent
 ALL = os.environ.get("LEASED_TEST_ALL", "") not in {"", "0"}
 LEFT_OUT = {
     "root": "need root (mounts, namespaces, power cuts)",
     "packages": "need packages (libfaketime, curl, promtool, prometheus-client, schemathesis, x402)",
 }
+PURE = frozenset({"unit", "property", "simulation"})  # folders whose tests only compute; the others start daemons, mount, boot
 HOW = "LEASED_TEST_ALL=1 runs them, as root; .ci/run installs what they need first"
 _counted = pytest.StashKey[Counter[str]]()
 
@@ -31,6 +36,10 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """An expression given by -m decides alone."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if item.path.relative_to(HERE).parts[0] not in PURE:
+                item.add_marker(pytest.mark.xdist_group("real processes"))
     counted = config.stash[_counted] = Counter()
     if ALL or config.option.markexpr:
         return
@@ -43,6 +52,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept
+
+
+@pytest.hookimpl
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Every worker collects everything; the one that reports collects nothing, and is told."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["left_out"] = dict(session.config.stash.get(_counted, Counter()))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[_counted] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
