@@ -32,6 +32,7 @@ _LEASES: Final = "leased.client.verbs"
 _WATCHING: Final = "leased.client.watch_verbs"
 _SCOPES: Final = "leased.client.scope_verbs"
 _USAGE: Final = "leased.client.usage_verb"
+_MCP: Final = "leased.client.mcp_verb"
 
 VERBS: Final = {
     "acquire": (_LEASES, "take a lease"),
@@ -46,6 +47,7 @@ VERBS: Final = {
     "revoke": (_LEASES, "end somebody's lease by force (operators)"),
     "usage": (_USAGE, "what was billed"),
     "info": (_LEASES, "about the daemon"),
+    "mcp": (_MCP, "serve the tools of agents, by MCP"),
 }
 """Where each verb lives (a module with a `VERBS` of its own), and the line about it on the help page."""
 

@@ -20,7 +20,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ground": ("version", "errors", "model", "clock"),
     "pure": (
         *("rules", "tariff", "schema", "fields", "frames", "replies", "calls", "digests", "generations"),
-        *("config", "config_keys", "config_values", "paths"),
+        *("config", "config_keys", "config_values", "paths", "doors.openapi_answers"),
     ),
     "state": ("state", "state.*"),
     "middle": (
@@ -84,6 +84,8 @@ READS_FILES = frozenset(
 PURE_CLOCK_NAMES = frozenset({"Now", "rfc3339"})
 NEVER_IN_CLIENT = frozenset({"trio", "lmdb", "structlog", "h11"})
 TRIO_FACES = frozenset({"client.trio_face"})
+MCP = frozenset({"client.mcp_verb", "client.mcp_server", "client.mcp_stdio", "client.mcp_http", "client.mcp_daemon"})
+"""Run under trio when `lease mcp` runs, and imported by nothing else."""
 NEVER_WITH_CLIENT = ("trio", "lmdb", "h11", "structlog", "asyncio")
 
 Import = tuple[str, str | None]
@@ -175,7 +177,7 @@ def import_faults(module: str, layer: str, imported: Import, modules: Mapping[st
         yield f"imports {full}: a pure module does no I/O, reads no clock and draws nothing"
     if layer == "state" and top == "structlog":
         yield "imports structlog: the layers below the middle raise or return, and do not log"
-    if client and top in NEVER_IN_CLIENT and not (top == "trio" and module in TRIO_FACES):
+    if client and top in NEVER_IN_CLIENT and not (top == "trio" and module in TRIO_FACES | MCP):
         yield f"imports {full}: a client must start in milliseconds with the standard library and msgpack"
 
 

@@ -1,0 +1,128 @@
+"""MCP over streamable HTTP: the SDK's application, served by hypercorn under trio.
+
+Whoever can connect to the port is let in, so the door is narrow: loopback unless told otherwise, names of ours in Host, nothing from web
+pages (any Origin is refused), and a key where the address is not loopback.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Final, NamedTuple
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve as hypercorn_serve
+from mcp.server.lowlevel import Server
+from mcp.server.transport_security import TransportSecuritySettings
+
+from leased.client.mcp_server import GONE, caller_of
+
+PATH: Final = "/mcp"
+MAX_BODY_BYTES: Final = 1 << 20
+MAX_SESSIONS: Final = 1024
+SESSION_IDLE_SECONDS: Final = 1800.0
+_BACKLOG: Final = 128
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Address(NamedTuple):
+    """Where to listen."""
+
+    host: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        return ipaddress.ip_address(self.host).is_loopback
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def address(text: str) -> Address:
+    """ADDR:PORT with an IP address, IPv6 in brackets, or localhost.  Raises ValueError, whose text says what is taken."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    try:
+        if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+            raise ValueError
+        return Address(str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)), int(port))
+    except ValueError:
+        raise ValueError('is ADDR:PORT with an IP address, such as "127.0.0.1:8766" or "[::1]:8766"') from None
+
+
+def listener(where: Address) -> socket.socket:
+    """A socket that listens there; port 0 is any free one.  Raises OSError."""
+    listening = socket.socket(socket.AF_INET6 if ":" in where.host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((where.host, where.port))
+        listening.listen(_BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+async def serve(server: Server[Any], listening: socket.socket, hosts: Iterable[str], *, keyed: bool) -> None:
+    """Until cancelled.  `hosts`: further names in Host.  `keyed`: a request without an agent key is refused with 401."""
+    own = listening.getsockname()[0]
+    names = {*_LOOPBACK, f"[{own}]" if ":" in own else own, *hosts}
+    security = TransportSecuritySettings(allowed_hosts=sorted({*names, *(f"{name}:*" for name in names)}), allowed_origins=[])
+    application = server.streamable_http_app(
+        streamable_http_path=PATH,
+        max_request_body_size=MAX_BODY_BYTES,
+        session_idle_timeout=SESSION_IDLE_SECONDS,
+        max_sessions=MAX_SESSIONS,
+        transport_security=security,
+    )
+    config = Config()
+    config.bind = [f"fd://{os.dup(listening.fileno())}"]  # hypercorn closes it
+    config.accesslog = None
+    config.errorlog = None
+    config.graceful_timeout = 0.0
+    config.include_server_header = False
+    await hypercorn_serve(guarded(application, keyed), config, shutdown_trigger=trio.sleep_forever, mode="asgi")
+
+
+def guarded(application: Any, keyed: bool) -> Any:
+    """The application, behind the key if there must be one; its scope tells it when the other end has closed."""
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await application(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        if keyed and caller_of(headers).agent_key is None:
+            await _refuse(send)
+            return
+        gone = trio.Event()
+
+        async def hear() -> MutableMapping[str, Any]:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                gone.set()
+            return message
+
+        await application({**scope, GONE: gone}, hear, send)
+
+    return guard
+
+
+async def _refuse(send: Send) -> None:
+    body = (
+        b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32600, "message": "an agent key is needed: Authorization: Bearer KEY"}}'
+    )
+    headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+    await send({"type": "http.response.start", "status": 401, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
