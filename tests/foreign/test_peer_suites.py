@@ -1,0 +1,54 @@
+"""tooz's and redis-py's own tests against us, from what their authors published; contrib/adapters/README.md says which do not pass."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from pathlib import Path
+
+import foreign
+import pytest
+from daemons import Daemon, MakeDaemon
+
+pytestmark = pytest.mark.packages
+
+
+@pytest.fixture(scope="module")
+def served(make_shared_daemon: MakeDaemon) -> Daemon:
+    return make_shared_daemon().start()
+
+
+def compare(package: str, outcomes: dict[str, str], otherwise: str) -> None:
+    """`otherwise`: how what does not pass must end."""
+    said = foreign.documented(package)
+    assert foreign.installed(package.removesuffix("-py")) == said.version
+    others = {name: outcome for name, outcome in outcomes.items() if outcome != "passed"}
+    assert {name: outcome for name, outcome in others.items() if name not in said.listed} == {}, "not listed, and does not pass"
+    assert sorted(set(said.listed) - set(others)) == [], "listed, but passes or is not there"
+    assert len(said.listed) == len(set(said.listed))
+    assert [name for name, outcome in others.items() if not outcome.startswith(otherwise)] == []
+    assert (len(outcomes) - len(others), len(outcomes)) == (said.passing, said.total)
+
+
+def test_tooz_finds_what_its_suite_asks_for(served: Daemon, tmp_path: Path) -> None:
+    compare("tooz", foreign.run(served, tmp_path, "--pyargs", "tooz.tests.test_coordination"), "skipped")
+
+
+def test_redis_py_finds_what_its_suite_asks_for(served: Daemon, tmp_path: Path) -> None:
+    suite = tmp_path / "suite"
+    suite.mkdir()
+    (archive,) = (foreign.PLACE / "sdists").glob("redis-*.tar.gz")
+    with tarfile.open(archive) as sdist:
+        theirs = sdist.extractfile(f"{archive.name.removesuffix('.tar.gz')}/tests/test_lock.py")
+        assert theirs is not None
+        (suite / "test_lock.py").write_bytes(theirs.read())
+    (suite / "__init__.py").touch()
+    shutil.copy(foreign.HERE / "redis_conftest.py", suite / "conftest.py")
+    compare("redis-py", foreign.run(served, tmp_path, suite), "failed")
+
+
+@pytest.mark.parametrize(("beginning", "expected"), [("tooz_inside", 13), ("redis_inside", 3)])
+def test_the_adapters_beside_what_they_stand_in_for(beginning: str, expected: int, served: Daemon, tmp_path: Path) -> None:
+    outcomes = foreign.run(served, tmp_path, "--noconftest", foreign.HERE / f"{beginning}.py")
+    assert {name: outcome for name, outcome in outcomes.items() if outcome != "passed"} == {}
+    assert len(outcomes) == expected
