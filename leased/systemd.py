@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import select
 import socket
 import time
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from leased.errors import ConfigError
@@ -43,6 +46,24 @@ def listening(given: Inherited) -> socket.socket:
             "correct the socket unit (ListenStream=, and Accept=no)"
         )
     return found
+
+
+def pidfd_again(descriptor: int) -> int | None:
+    """Another open file for the process of a pidfd.  None where there is none to be had: it has ended, or is of a foreign namespace."""
+    try:
+        told = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        found = re.search(r"^Pid:\t([1-9][0-9]*)$", told, re.MULTILINE)
+        if found is None:
+            return None
+        again = os.pidfd_open(int(found[1]))
+    except OSError:
+        return None
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    if poll.poll(0):  # it ended meanwhile, and its number may be another's by now
+        os.close(again)
+        return None
+    return again
 
 
 class Notifier:
@@ -88,8 +109,16 @@ class Notifier:
     # ---- the descriptor store (binds.Keeper)
 
     def keep(self, name: str, descriptor: int) -> None:
-        """FDPOLL=0: systemd must not drop a pidfd when its process dies; that is what we want to learn from it."""
-        self.say("FDSTORE=1", "FDPOLL=0", f"FDNAME={name}", descriptor=descriptor)
+        """FDPOLL=0: systemd must not drop a pidfd when its process dies; that is what we want to learn from it.
+
+        Of two names for one open file systemd keeps the first, so each name gets an open file of its own.
+        """
+        if self._socket is None:
+            return
+        own = pidfd_again(descriptor)
+        self.say("FDSTORE=1", "FDPOLL=0", f"FDNAME={name}", descriptor=descriptor if own is None else own)
+        if own is not None:
+            os.close(own)
 
     def drop(self, name: str) -> None:
         self.say("FDSTOREREMOVE=1", f"FDNAME={name}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from lab import Lab
@@ -15,6 +16,7 @@ from lab import Lab
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ROOT / "systemd"
 HOME = "/opt/leased"
+CONFIG = "wait_out_seconds = 4\n"
 COMMANDS = ("leased", "lease")
 USERS = """\
 u worker - "may ask" /home/worker /bin/bash
@@ -29,13 +31,14 @@ def build(home: Path) -> Path:
     """The environment, at `home`; its commands begin with the path it will have, HOME."""
     source = home.with_name(home.name + "-source")
     shutil.copytree(ROOT / "leased", source / "leased", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(UNITS, source / "systemd")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     quiet = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_ROOT_USER_ACTION": "ignore"}
     environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH"}}
     for command in (
-        ["/usr/bin/python3", "-m", "venv", str(home)],
-        [str(home / "bin/pip"), "install", "--quiet", f"{source}[upstream]"],
+        ["/usr/bin/python3", "-m", "venv", "--without-pip", str(home)],
+        [sys.executable, "-m", "pip", f"--python={home}/bin/python", "install", "--quiet", f"{source}[upstream]"],
     ):
         done = subprocess.run(
             command, env=environment | quiet, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False
@@ -60,7 +63,7 @@ def install(lab: Lab, built: Path, *, enabled: bool = True) -> None:
     lab.put("/usr/lib/sysusers.d/leased.conf", (UNITS / "leased.sysusers").read_text())
     lab.put("/usr/lib/sysusers.d/zz-lab.conf", USERS)
     lab.keep("/var/lib/leased")
-    lab.keep("/etc/leased")
+    (lab.keep("/etc/leased") / "leased.toml").write_text(CONFIG)
     lab.prepare += f"""
 mkdir -p "$1{HOME}" "$1/home"
 mount --bind {built} "$1{HOME}"
