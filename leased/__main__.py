@@ -145,6 +145,12 @@ def _parser() -> argparse.ArgumentParser:
     outbox_command.configure(outbox)
     outbox.set_defaults(run=_outbox)
 
+    from leased import install_units
+
+    units = verbs.add_parser("install-units", help="systemd's units for this installation", description=install_units.ABOUT)
+    install_units.configure(units)
+    units.set_defaults(run=_install_units, socket=_UNUSED)
+
     for verb in (serve, check, fsck, backup, restore, agent, outbox):
         verb.add_argument("--config", metavar="FILE", help="the configuration file")
         verb.add_argument("--state-dir", metavar="DIR", help="the state that is kept")
@@ -242,6 +248,12 @@ def _outbox(options: argparse.Namespace) -> int:
     config = _config(options)
     options.listening_at = str(config.socket)
     return run(config, options, sys.stdout, sys.stderr, sys.stdin)
+
+
+def _install_units(options: argparse.Namespace) -> int:
+    from leased.install_units import run
+
+    return run(options, sys.stdout)
 
 
 if __name__ == "__main__":

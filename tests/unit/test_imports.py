@@ -46,6 +46,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "roof": (
         "daemon",
         "opening",
+        "install_units",
         "state_format",
         "reload",
         "hangup",
@@ -68,6 +69,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "client.*",
         "adapters",
         "adapters.*",
+        "testing",
         "",
     ),  # "" is leased/__init__.py
 }
@@ -158,7 +160,7 @@ def import_faults(module: str, layer: str, imported: Import, modules: Mapping[st
     top = full.partition(".")[0]
     target = own(imported, modules)
     adapter = _within("adapters", module)
-    client = adapter or _within("client", module)
+    client = adapter or module == "testing" or _within("client", module)
     pure = layer == "pure" or (layer == "ground" and module != "clock")
     if target is not None:
         lower = layer_of(target)
@@ -229,6 +231,8 @@ LIGHT = ["import leased"] + [
     for module, statement in (
         ("sync", "from leased import Client"),
         ("sync", "import leased.client.sync"),
+        ("async_client", "from leased import AsyncClient, LeaseLost"),
+        ("fake_state", "from leased.testing import FakeLeased"),
         ("command", "import leased.client.command"),
     )
     if (ROOT / "leased/client" / f"{module}.py").exists()
@@ -266,6 +270,8 @@ def test_a_heavy_import_would_be_seen() -> None:
         ("client.sync", "from leased.adapters.redis_lock import x", "a client may import only itself, ground and pure"),
         ("adapters.redis_lock", "from leased.daemon import x", "a client may import only itself, ground and pure"),
         ("adapters.redis_lock", "import trio", "a client must start in milliseconds"),
+        ("testing", "import trio", "a client must start in milliseconds"),
+        ("testing", "from leased.lessor import x", "a client may import only itself, ground and pure"),
         ("daemon", "from leased.client.sync import Client", "the daemon does not use its own client"),
         ("daemon", "from leased.adapters.redis_lock import x", "the daemon does not use its own client"),
         ("rules", "from leased import Client", "imports leased. (roof), which is above it"),
