@@ -44,7 +44,9 @@ def test_the_input_schema_is_the_table_of_fields(name: str) -> None:
         shown = schema["properties"][field.name]
         assert shown.items() >= _bounds(field).items(), field.name
         assert shown.get("default") == field.default
-        assert (field.name in schema["required"]) == (field.required and not (field.name == "holder" and name in ("lease", "renew")))
+        assert (field.name in schema["required"]) == (
+            field.required and not (field.name == "holder" and name in ("lease", "renew"))
+        )
 
 
 @pytest.mark.parametrize("name", TOOLS)
@@ -141,6 +143,7 @@ def test_each_caller_gets_schemas_of_its_own() -> None:
 
 
 def test_no_other_verb_imports_the_sdk() -> None:
-    code = "import sys; from leased.client import command; command._find('check'); command._find('mcp'); print('mcp' in sys.modules, 'trio' in sys.modules)"
+    find = "from leased.client import command; command._find('check'); command._find('mcp')"
+    code = f"import sys; {find}; print('mcp' in sys.modules, 'trio' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert run.stdout == "False False\n"
