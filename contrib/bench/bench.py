@@ -22,10 +22,10 @@ import report
 from anchor import FEW_ROUNDS, PRELOADED_TTL_SECONDS, Anchor
 from anchors import Etcd, RedisAlways, RedisEverysec, RedisNone
 from host import TREE, BenchError, Places, build_load, facts, flush_cost
-from ours import Leased, LeasedStrict
+from ours import Bare, Leased, LeasedStrict
 from postgresql import PostgreSQL
 
-SYSTEMS: tuple[type[Anchor], ...] = (Leased, LeasedStrict, RedisAlways, RedisEverysec, RedisNone, PostgreSQL, Etcd)
+SYSTEMS: tuple[type[Anchor], ...] = (Leased, LeasedStrict, Bare, RedisAlways, RedisEverysec, RedisNone, PostgreSQL, Etcd)
 WORKLOADS = ("pairs", "pairs-id", "renew", "refuse", "check")
 FOOTPRINTS = {"startup": footprint.startup, "idle": footprint.idle, "million": footprint.million}
 DAEMON_NEEDS = "import trio, msgpack, lmdb, h11, structlog"

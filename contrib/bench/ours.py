@@ -94,3 +94,22 @@ class LeasedStrict(Leased):
     after_power_cut = (
         "every grant was flushed before its reply; a release may be forgotten: the lease then ends late (at its ttl), never early"
     )
+
+
+class Bare(Leased):
+    name = "bare"
+    title = "bare Python server (decodes and answers, decides and keeps nothing)"
+    workloads = ("pairs", "renew", "refuse", "check")
+    pausable = True
+    after_power_cut = "nothing was ever kept: it is here to tell what this machine lets a Python server reach"
+
+    def version(self) -> str:
+        assert self.python is not None
+        return first_line([self.python, "--version"])
+
+    def command(self) -> list[str]:
+        assert self.python is not None
+        return [self.python, str(Path(__file__).with_name("bare.py")), self.address]
+
+    def ready(self) -> bool:
+        return bool(ask(self.address, PROBE_REQUEST))
