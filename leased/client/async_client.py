@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from leased.client import questions
 from leased.client.answers import Checked, Grant, Refusal, Released, Revoked, Unknown
@@ -15,7 +15,11 @@ from leased.client.face import running
 
 if TYPE_CHECKING:
     from leased.client.async_watching import AsyncWatch
+    from leased.client.decorating import AsyncLeasing
     from leased.client.scopes import ResumePacket, SwitchState
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class AsyncClient(AsyncCaller):
@@ -166,6 +170,47 @@ class AsyncClient(AsyncCaller):
         """`async with client.lease("gpu:0", ttl=30, wait=10) as lease:` holds the lease for the block; see `AsyncHeldLease`."""
         terms = {"ttl": ttl, "holder": holder, "scope": scope, "wait": wait, "bind": bind}
         return AsyncHeldLease(self, key, terms, self._time)
+
+    @overload
+    def leased(
+        self, key: str, ttl: float = 60, *, holder: str | None = ..., scope: str | None = ..., wait: float = ..., bind: str = ...
+    ) -> AsyncLeasing: ...
+
+    @overload
+    def leased(
+        self,
+        key: Callable[P, str],
+        ttl: float = 60,
+        *,
+        holder: str | None = ...,
+        scope: str | None = ...,
+        wait: float = ...,
+        bind: str = ...,
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]: ...
+
+    def leased(
+        self,
+        key: str | Callable[..., str],
+        ttl: float = 60,
+        *,
+        holder: str | None = None,
+        scope: str | None = None,
+        wait: float = 0,
+        bind: str = "none",
+    ) -> Any:
+        """A decorator: each call of the coroutine function holds a lease of its own, as a block of `lease` does, and raises what that raises.
+
+        `key` may name parameters of the function in braces, as in `str.format` (double the braces that are meant); one that is no
+        parameter is a ValueError at once.  Or it is a function of the same parameters:
+
+            @client.leased("report:{day}", ttl=30)
+            async def write_report(day: str, force: bool = False) -> None: ...
+
+        A call within a call asks for the same key again, and is refused.  Code that needs the generation opens a block itself.
+        """
+        from leased.client.decorating import async_leased
+
+        return async_leased(self, key, {"ttl": ttl, "holder": holder, "scope": scope, "wait": wait, "bind": bind})
 
     def watch(self, key: str | None = None, scope: str | None = None) -> AsyncWatch:
         """`async with client.watch(...) as watch: async for told in watch:`; see `AsyncWatch`."""

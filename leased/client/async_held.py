@@ -7,6 +7,7 @@ keep it from ending the block in time.  Neither belongs to a nursery or task gro
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,7 +44,7 @@ class AsyncHeldLease(KeptLease):
         self._face: Face | None = None
         self._scope: Scope | None = None
         self._keepers: list[Background] = []
-        self._gates: dict[Callable[[], Awaitable[None]], Gate] = {}
+        self._gates: dict[str, Gate] = {}
 
     async def __aenter__(self) -> AsyncHeldLease:
         """Cancelled, nothing is held."""
@@ -56,7 +57,9 @@ class AsyncHeldLease(KeptLease):
         self._client._keep(self)
         self._scope = self._face.scope()
         self._scope.enter()
-        self._keepers = [self._face.spawn(work) for work in (self._keep_renewed, self._watch_deadline)]
+        for keeper, work in (("renewer", self._keep_renewed), ("watcher", self._watch_deadline)):
+            self._time.begins((id(self), keeper))
+            self._keepers.append(self._face.spawn(partial(self._guarded, work), partial(self._left, keeper)))
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None) -> None:
@@ -97,27 +100,26 @@ class AsyncHeldLease(KeptLease):
     # ---- in the background
 
     async def _keep_renewed(self) -> None:
-        try:
-            while self._judged() is None:
-                rest = self._keeping.rest(self._time.now())
-                if rest > 0:
-                    await self._rest(self._keep_renewed, rest)
-                else:
-                    await self._renew_once()
-        except Exception as wrong:  # of this library: then nobody renews any more, and the block must not go on as if
-            self._keeping.lose(f"its renewals failed: {type(wrong).__name__}")
-        finally:
-            self._left()
+        while self._judged() is None:
+            rest = self._keeping.rest(self._time.now())
+            if rest > 0:
+                await self._rest("renewer", rest)
+            else:
+                await self._renew_once()
 
     async def _watch_deadline(self) -> None:
-        try:
-            while self._judged() is None:
-                await self._rest(self._watch_deadline, self.deadline - self._time.now())
-        finally:
-            self._left()
+        while self._judged() is None:
+            await self._rest("watcher", self.deadline - self._time.now())
 
-    def _left(self) -> None:
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Exception as wrong:  # a fault of this library: nobody renews any more, and the block must not go on as if
+            self._keeping.lose(f"its renewals failed: {type(wrong).__name__}")
+
+    def _left(self, keeper: str) -> None:
         """A keeper has come to its end.  Before the block's, that is a loss, if only because somebody cancelled the keeper."""
+        self._time.ends((id(self), keeper))
         if not self._keeping.ended:
             self._keeping.lose("its renewals were cancelled")
             assert self._scope is not None
@@ -136,10 +138,10 @@ class AsyncHeldLease(KeptLease):
             answer = None
         self._keeping.answered(answer, before, self._time.now())
 
-    async def _rest(self, keeper: Callable[[], Awaitable[None]], seconds: float) -> None:
+    async def _rest(self, keeper: str, seconds: float) -> None:
         assert self._face is not None
         gate = self._gates[keeper] = self._face.gate()
-        await self._time.rest(self._face, gate, seconds)
+        await self._time.rest(self._face, gate, seconds, (id(self), keeper))
 
     def _wake(self) -> None:
         for gate in self._gates.values():

@@ -6,10 +6,10 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from leased.client.attempt import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, jittered
+from leased.client.attempt import FIRST_PAUSE_SECONDS, FOR_EVER, LONGEST_PAUSE_SECONDS, jittered
 from leased.client.core import Conversation
 from leased.client.errors import ConnectionGone, DaemonUnreachable, OutcomeUnknown, ProtocolFault, RateLimited
-from leased.client.face import FOR_EVER, Face, running
+from leased.client.face import Face, running
 from leased.client.forked import leave_to_parent
 from leased.client.watching import ENDINGS, Gap, LeaseEvent, understood
 from leased.client.wire import BACKLOG_PAUSE_SECONDS, READ_BYTES, backlog_is_full, connect_now, why

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from leased.client.face import FOR_EVER
+from leased.client.attempt import FOR_EVER
 
 if TYPE_CHECKING:
     import socket
@@ -74,11 +74,13 @@ class AsyncioScope:
 
 
 class AsyncioBackground:
-    def __init__(self, work: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, work: Callable[[], Awaitable[None]], then: Callable[[], None] | None = None) -> None:
         async def run() -> None:
             await work()
 
         self._task = asyncio.get_running_loop().create_task(run(), name="leased keeper")
+        if then is not None:
+            self._task.add_done_callback(lambda _: then())
 
     def cancel(self) -> None:
         self._task.cancel()
@@ -97,8 +99,8 @@ class AsyncioFace:
     def scope(self) -> AsyncioScope:
         return AsyncioScope()
 
-    def spawn(self, work: Callable[[], Awaitable[None]]) -> AsyncioBackground:
-        return AsyncioBackground(work)
+    def spawn(self, work: Callable[[], Awaitable[None]], then: Callable[[], None]) -> AsyncioBackground:
+        return AsyncioBackground(work, then)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

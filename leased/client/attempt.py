@@ -24,6 +24,7 @@ LONGEST_WAIT_SECONDS: Final = 300.0  # the protocol's, repeated: importing lease
 RESTARTING: Final = frozenset({"starting", "shutting_down", "state_lost"})  # why a daemon that ends or begins decides nothing
 FIRST_PAUSE_SECONDS: Final = 0.05  # a restarted daemon is back within a few of these
 LONGEST_PAUSE_SECONDS: Final = 1.0
+FOR_EVER: Final = float("inf")  # a deadline that does not come
 
 
 class Attempt:

@@ -8,14 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from leased.errors import LeasedError
 
 if TYPE_CHECKING:
     import socket
-
-FOR_EVER: Final = float("inf")
 
 
 class Gate(Protocol):
@@ -59,8 +57,11 @@ class Face(Protocol):
 
     def scope(self) -> Scope: ...
 
-    def spawn(self, work: Callable[[], Awaitable[None]]) -> Background:
-        """Runs `work` until it returns or the loop ends.  `work` raises nothing but its own cancellation."""
+    def spawn(self, work: Callable[[], Awaitable[None]], then: Callable[[], None]) -> Background:
+        """Runs `work` until it returns or the loop ends, and `then` however that came, even if it was cancelled before it began.
+
+        `work` raises nothing but its own cancellation.
+        """
         ...
 
     async def sleep(self, seconds: float) -> None: ...

@@ -40,12 +40,14 @@ class HeldLease(KeptLease):
         self._once()
         grant = granted(self._client.try_acquire(self.key, **self._terms))
         self._keeping.begin(grant)
+        renewer = threading.Thread(target=self._renew_until_ended, name=f"leased-renewer-{grant.generation}", daemon=True)
         try:
             self._client._keep(self)
-            renewer = threading.Thread(target=self._renew_until_ended, name=f"leased-renewer-{grant.generation}", daemon=True)
+            self._time.begins(renewer)
             renewer.start()
             self._renewer = renewer
         except BaseException:  # no thread can be started, or an interrupt: there will be no block to end the lease
+            self._time.ends(renewer)
             self.release()
             raise
         return self
@@ -97,15 +99,18 @@ class HeldLease(KeptLease):
             return super()._judged()
 
     def _renew_until_ended(self) -> None:
-        while True:
-            with self._change:
-                while (rest := self._keeping.rest(self._time.now())) > 0:
-                    self._time.wait(self._change, rest)
-            if self._judged() is not None:
-                break
-            self._renew_once()
-        if self._on_lost is not None and self._keeping.loss is not None:
-            self._on_lost(self._lost(self._keeping.loss))
+        try:
+            while True:
+                with self._change:
+                    while (rest := self._keeping.rest(self._time.now())) > 0:
+                        self._time.wait(self._change, rest)
+                if self._judged() is not None:
+                    break
+                self._renew_once()
+            if self._on_lost is not None and self._keeping.loss is not None:
+                self._on_lost(self._lost(self._keeping.loss))
+        finally:
+            self._time.ends(threading.current_thread())
 
     def _renew_once(self) -> None:
         """One renewal, bounded by the deadline."""

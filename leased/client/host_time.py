@@ -23,6 +23,12 @@ class HostTime:
         """Waits, with `change` held, until it is notified or `seconds` have passed."""
         change.wait(seconds)
 
-    async def rest(self, face: Face, gate: Gate, seconds: float) -> None:
+    async def rest(self, face: Face, gate: Gate, seconds: float, keeper: object) -> None:
         """Waits until `gate` is open, or `seconds` have passed, or a second has: loops do not count suspend, and must look again."""
         await gate.passed(face.now() + min(seconds, _SLICE_SECONDS))
+
+    def begins(self, keeper: object) -> None:
+        """A thread (`keeper`) or a task (any name for it) will sleep by this clock until `ends`.  For clocks that tests move."""
+
+    def ends(self, keeper: object) -> None:
+        """It sleeps no more."""

@@ -7,7 +7,7 @@ A `release` or `revoke` said twice can answer "nothing live" because the first o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from leased.client import questions
 from leased.client.answers import Checked, Grant, Refusal, Released, Revoked, Unknown
@@ -15,11 +15,14 @@ from leased.client.calling import Caller
 from leased.client.errors import LeaseLost, OutcomeUnknown
 
 if TYPE_CHECKING:
+    from leased.client.decorating import Leasing
     from leased.client.held import HeldLease
     from leased.client.scopes import ResumePacket, SwitchState
     from leased.client.watching import Watch
 
 A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Client(Caller):
@@ -126,6 +129,47 @@ class Client(Caller):
         from leased.client.scopes import ResumePacket
 
         return ResumePacket(self._ask("resume_packet", {"scope": scope}, self.timeout)[0])
+
+    @overload
+    def leased(
+        self, key: str, ttl: float = 60, *, holder: str | None = ..., scope: str | None = ..., wait: float = ..., bind: str = ...
+    ) -> Leasing: ...
+
+    @overload
+    def leased(
+        self,
+        key: Callable[P, str],
+        ttl: float = 60,
+        *,
+        holder: str | None = ...,
+        scope: str | None = ...,
+        wait: float = ...,
+        bind: str = ...,
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+    def leased(
+        self,
+        key: str | Callable[..., str],
+        ttl: float = 60,
+        *,
+        holder: str | None = None,
+        scope: str | None = None,
+        wait: float = 0,
+        bind: str = "none",
+    ) -> Any:
+        """A decorator: each call of the function holds a lease of its own, as a block of `lease` does, and raises what that raises.
+
+        `key` may name parameters of the function in braces, as in `str.format` (double the braces that are meant); one that is no
+        parameter is a ValueError at once.  Or it is a function of the same parameters:
+
+            @client.leased("report:{day}", ttl=30)
+            def write_report(day: str, force: bool = False) -> None: ...
+
+        A call within a call asks for the same key again, and is refused.  Code that needs the generation opens a block itself.
+        """
+        from leased.client.decorating import leased
+
+        return leased(self, key, {"ttl": ttl, "holder": holder, "scope": scope, "wait": wait, "bind": bind})
 
     def watch(self, key: str | None = None, scope: str | None = None) -> Watch:
         """What happens from now on to the leases on `key`, of `scope`, or of the whole namespace; see `Watch`."""

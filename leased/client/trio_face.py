@@ -53,8 +53,9 @@ class TrioScope:
 
 
 class TrioBackground:
-    def __init__(self, work: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, work: Callable[[], Awaitable[None]], then: Callable[[], None]) -> None:
         self._work = work
+        self._then = then
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
         trio.lowlevel.spawn_system_task(self._run, name="leased keeper")
@@ -64,6 +65,7 @@ class TrioBackground:
             with self._scope:
                 await self._work()
         finally:
+            self._then()
             self._ended.set()
 
     def cancel(self) -> None:
@@ -83,8 +85,8 @@ class TrioFace:
     def scope(self) -> TrioScope:
         return TrioScope()
 
-    def spawn(self, work: Callable[[], Awaitable[None]]) -> TrioBackground:
-        return TrioBackground(work)
+    def spawn(self, work: Callable[[], Awaitable[None]], then: Callable[[], None]) -> TrioBackground:
+        return TrioBackground(work, then)
 
     async def sleep(self, seconds: float) -> None:
         await trio.sleep(seconds)

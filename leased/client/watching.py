@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from leased.client.attempt import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, jittered
+from leased.client.attempt import FIRST_PAUSE_SECONDS, FOR_EVER, LONGEST_PAUSE_SECONDS, jittered
 from leased.client.core import Conversation
 from leased.client.errors import ConnectionGone, DaemonUnreachable, LeasedClientError, OutcomeUnknown, ProtocolFault, RateLimited
 from leased.client.forked import leave_to_parent
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from leased.frames import Event
 
 ENDINGS: Final = frozenset({"released", "lapsed", "revoked", "switch_missed"})
-FOR_EVER: Final = float("inf")
 
 
 class LeaseEvent(NamedTuple):

@@ -13,6 +13,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -31,15 +32,16 @@ BACKLOG_PAUSE_SECONDS: Final = 0.01  # a full accept queue empties within a tick
 class StandIn(Protocol):
     """What can answer in a daemon's place, within this process: `leased.testing.FakeLeased`."""
 
-    time: HostTime
+    @property
+    def time(self) -> HostTime: ...
 
     def connect(self) -> socket.socket:
         """A connected, non-blocking stream.  Raises OSError."""
         ...
 
 
-stand_ins: Final[dict[str, StandIn]] = {}
-"""By the path they are reached at, which no file has."""
+stand_ins: Final[weakref.WeakValueDictionary[str, StandIn]] = weakref.WeakValueDictionary()
+"""By the path they are reached at, which no file has, for as long as anything refers to them."""
 
 
 def connect(path: str, deadline: float) -> socket.socket:
@@ -58,8 +60,8 @@ def connect_now(path: str) -> socket.socket | None:
     """One attempt; None where the daemon's queue of connections is full, for a Unix socket does not queue one it has no room for."""
     stream = None
     try:
-        if path in stand_ins:
-            return stand_ins[path].connect()
+        if stand_ins and (stand_in := stand_ins.get(path)) is not None:
+            return stand_in.connect()
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         stream.setblocking(False)
         stream.connect(path)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from leased.client.host_time import HostTime
 from leased.frames import Requests
 
 PATIENCE_SECONDS = 5.0  # how long a test waits for what must happen, before it fails
@@ -207,7 +208,7 @@ def refused(asked: Asked, reason: str = "held", held_by: str | None = "worker-7"
     }
 
 
-class FakeTime:
+class FakeTime(HostTime):
     """A boot clock that stands still until `advance`; waits end when it has moved far enough, or by notification."""
 
     def __init__(self, now: float = 1000.0) -> None:
