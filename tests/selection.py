@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 ALL = os.environ.get("LEASED_TEST_ALL", "") not in {"", "0"}
 LEFT_OUT = {
     "root": "need root (mounts, namespaces, power cuts)",
-    "packages": "need packages (libfaketime, curl, promtool, prometheus-client, schemathesis, x402)",
+    "packages": "need packages (libfaketime, curl, promtool, prometheus-client, schemathesis, x402, tooz, redis-py, pynvim, node)",
 }
 PURE = frozenset({"unit", "property", "simulation"})  # folders whose tests only compute; the others start daemons, mount, boot
 HOW = "LEASED_TEST_ALL=1 runs them, as root; .ci/run installs what they need first"

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import readme
 from daemons import ROOT, Daemon, MakeDaemon, environment
 
 from leased import Client
@@ -230,13 +231,14 @@ def test_without_redis_the_errors_have_the_same_shape(monkeypatch: pytest.Monkey
     assert issubclass(own["LockUnreachable"], ConnectionError)
 
 
-def test_the_example_is_a_user_of_redis_py_moved_over(served: Daemon) -> None:
-    run = subprocess.run(
-        [sys.executable, ROOT / "contrib/adapters/from_redis.py"], env=environment() | {"LEASED_SOCKET": str(served.socket)},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert (run.stdout, run.stderr, run.returncode) == (
-        "mine: True, with a generation above 0: True\nheld afterwards: False\n",
-        "",
-        0,
-    )
+def test_the_examples_are_users_of_redis_py_moved_over(served: Daemon) -> None:
+    section = readme.section("Moving over from tooz and redis-py; other languages")
+    pairs = zip(readme.blocks(section, "python"), readme.blocks(section, "text"), strict=True)
+    ((shown, printed),) = [pair for pair in pairs if "redis_lock" in pair[0]]
+    whole = (ROOT / "contrib/adapters/from_redis.py").read_text()
+    for source, told in ((shown, printed), (whole, "mine: True, with a generation above 0: True\nheld afterwards: False\n")):
+        run = subprocess.run(
+            [sys.executable, "-c", source], env=environment() | {"LEASED_SOCKET": str(served.socket)},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (run.stdout, run.stderr, run.returncode) == (told, "", 0)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 
 import foreign
 import pytest
-from daemons import Daemon, MakeDaemon
+from daemons import ROOT, Daemon, MakeDaemon, environment
 
 pytestmark = pytest.mark.packages
 
@@ -52,3 +54,18 @@ def test_the_adapters_beside_what_they_stand_in_for(beginning: str, expected: in
     outcomes = foreign.run(served, tmp_path, "--noconftest", foreign.HERE / f"{beginning}.py")
     assert {name: outcome for name, outcome in outcomes.items() if outcome != "passed"} == {}
     assert len(outcomes) == expected
+
+
+def test_what_readme_shows_of_tooz_is_so(served: Daemon) -> None:
+    text = (ROOT / "README.md").read_text()
+    shown = re.search(r"^```python\n(from tooz .*?)^```\n\n```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    table = re.search(r"^\| option of the URL .*?\n\n", text, re.MULTILINE | re.DOTALL)
+    assert shown is not None and table is not None
+    rows = [line.split("|") for line in table[0].splitlines()[2:] if line]
+    options = sorted(name for row in rows for name in re.findall(r"`(\w+)`", row[1]))
+    asked = f"{shown[1]}\nfrom leased.adapters.tooz_driver import DEFAULT_TTL_SECONDS, OPTIONS\nprint(sorted(OPTIONS), DEFAULT_TTL_SECONDS)\n"
+    run = subprocess.run(
+        [foreign.PYTHON, "-c", asked], env=environment() | {"LEASED_SOCKET": str(served.socket)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (run.stdout, run.stderr) == (f"{shown[2]}{options} {float(rows[0][2])}\n", "")
