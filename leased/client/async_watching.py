@@ -83,7 +83,10 @@ class AsyncWatch:
         face = running()
         deadline = FOR_EVER if timeout is None else face.now() + timeout
         while not self.closed and not self._told:
-            if not await self._connected(face, deadline) or not await self._read(face, deadline):
+            if self._stream is None:
+                if not await self._connected(face, deadline):
+                    return None
+            elif not await self._read(face, deadline):
                 return None
         return self._told.popleft() if self._told else None
 
