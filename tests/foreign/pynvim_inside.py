@@ -74,3 +74,19 @@ def test_events_come_between_answers_and_are_kept(session: Any) -> None:
         kind, name, (event,) = session.next_message()
         assert (kind, name, event["type"], event["generation"]) == ("notification", "event", expected, grant["generation"])
     assert session.request("unwatch") == {"watching": False}
+
+
+def test_the_question_of_an_older_kernel_can_be_answered(session: Any) -> None:
+    """Before Linux 6.5 the daemon asks which process this is while the lease waits: pynvim's loop takes it and asks on."""
+    answers: list[Any] = []
+
+    def heard(name: str, params: list[Any]) -> None:
+        assert name == "prove"
+        answers.append(session.request("prove", params[0]))
+
+    def ask() -> None:
+        answers.append(session.request("lease", {"key": "old", "holder": "vim", "bind": "process"})["acquired"])
+        session.stop()
+
+    session.run(None, heard, ask)
+    assert sorted(answers, key=str) == [True, {"proven": True}]

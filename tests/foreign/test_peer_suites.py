@@ -36,6 +36,20 @@ def test_tooz_finds_what_its_suite_asks_for(served: Daemon, tmp_path: Path) -> N
     compare("tooz", foreign.run(served, tmp_path, "--pyargs", "tooz.tests.test_coordination"), "skipped")
 
 
+def test_a_stale_list_and_a_new_failure_are_seen() -> None:
+    said = foreign.documented("tooz")
+    as_said = {f"test_{number}": "passed" for number in range(said.passing)} | dict.fromkeys(said.listed, "skipped")
+    compare("tooz", as_said, "skipped")
+    for changed, why in (
+        ({said.listed[0]: "passed"}, "listed, but passes"),
+        ({"test_0": "failed: x"}, "not listed, and does not pass"),
+        ({said.listed[0]: "failed: x"}, said.listed[0]),
+        ({"test_more": "passed"}, str(said.total + 1)),
+    ):
+        with pytest.raises(AssertionError, match=why):
+            compare("tooz", as_said | changed, "skipped")
+
+
 def test_redis_py_finds_what_its_suite_asks_for(served: Daemon, tmp_path: Path) -> None:
     suite = tmp_path / "suite"
     suite.mkdir()
@@ -49,7 +63,7 @@ def test_redis_py_finds_what_its_suite_asks_for(served: Daemon, tmp_path: Path) 
     compare("redis-py", foreign.run(served, tmp_path, suite), "failed")
 
 
-@pytest.mark.parametrize(("beginning", "expected"), [("tooz_inside", 13), ("redis_inside", 3)])
+@pytest.mark.parametrize(("beginning", "expected"), [("tooz_inside", 14), ("redis_inside", 3)])
 def test_the_adapters_beside_what_they_stand_in_for(beginning: str, expected: int, served: Daemon, tmp_path: Path) -> None:
     outcomes = foreign.run(served, tmp_path, "--noconftest", foreign.HERE / f"{beginning}.py")
     assert {name: outcome for name, outcome in outcomes.items() if outcome != "passed"} == {}

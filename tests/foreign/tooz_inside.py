@@ -148,6 +148,18 @@ def test_a_mistake_in_the_url_is_named() -> None:
         coordination.get_coordinator("leased+unix://?agent_key_file=/nowhere", b"m").start()
 
 
+def test_an_agent_key_from_a_file_leads_to_its_namespace(coordinator: Any, name: bytes, tmp_path: Path) -> None:
+    added = subprocess.run(
+        [sys.executable, "-m", "leased", "agent", "add", "tooz"], capture_output=True, text=True, timeout=60, check=True
+    )
+    (tmp_path / "key").write_text(added.stdout)
+    agent = coordination.get_coordinator("leased+unix://", b"first", agent_key_file=str(tmp_path / "key"))
+    agent.start()
+    with coordinator.get_lock(name), agent.get_lock(name) as walled:
+        assert walled.is_still_owner()
+    agent.stop()
+
+
 def test_errors_are_toozs(coordinator: Any, tmp_path: Path) -> None:
     with pytest.raises(coordination.ToozConnectionError, match="nowhere"):
         coordination.get_coordinator(f"leased+unix://{tmp_path}/nowhere", b"m").start()
