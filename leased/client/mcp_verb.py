@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from leased.client.mcp_address import PATH, Address, address, listener
 from leased.client.shell import EXIT_INTERRUPTED, EXIT_UNKNOWN, EXIT_YES, Arguments, Option, Output, Usage, Verb
-
-if TYPE_CHECKING:
-    import socket
 
 _NOT_INSTALLED: Final = "`lease mcp` needs more packages: pip install 'leased[mcp]' for {python} (in a checkout: '.[mcp]')"
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -28,6 +27,7 @@ def serve(arguments: Arguments, out: Output) -> int:
         for name in ("--allow-remote", "--require-key", "--hosts"):
             if arguments.switch(name):
                 raise Usage(f"{name} goes with --http ADDR:PORT")
+    wanted = _permitted(where, arguments) if where is not None else None
     try:
         import hypercorn  # noqa: F401
         import mcp.server.lowlevel  # noqa: F401
@@ -35,12 +35,31 @@ def serve(arguments: Arguments, out: Output) -> int:
     except ImportError as missing:
         out.aside(f"{_NOT_INSTALLED.format(python=sys.executable)} ({missing.name} is missing)")
         return EXIT_UNKNOWN
-    if where is None:
+    if wanted is None:
         return trio.run(_serve, arguments, bind, None)
-    listening, keyed = _listener(where, arguments, out)
+    try:
+        listening = listener(wanted)
+    except OSError as wrong:
+        out.aside(f"--http {wanted}: {wrong.strerror}")
+        return EXIT_UNKNOWN
     with listening:
+        out.aside(f"MCP at http://{wanted._replace(port=listening.getsockname()[1])}{PATH}")
         hosts = [name.strip() for name in (arguments.text("--hosts") or "").split(",") if name.strip()]
+        keyed = not wanted.loopback or arguments.switch("--require-key")
         return trio.run(_serve, arguments, bind, Door(listening, hosts, keyed))
+
+
+def _permitted(where: str, arguments: Arguments) -> Address:
+    try:
+        wanted = address(where)
+    except ValueError as wrong:
+        raise Usage(f"--http {wrong}") from None
+    if not wanted.loopback and not arguments.switch("--allow-remote"):
+        raise Usage(
+            f"{wanted.host} is not a loopback address, and whoever reaches it could take leases.  With --allow-remote it is served: "
+            "unencrypted, and to callers with an agent key only"
+        )
+    return wanted
 
 
 class Door(NamedTuple):
@@ -87,27 +106,6 @@ async def _serve(arguments: Arguments, bind: str, door: Door | None) -> int:
                 inner.cancel_scope.cancel()
         outer.cancel_scope.cancel()
     return code
-
-
-def _listener(where: str, arguments: Arguments, out: Output) -> tuple[socket.socket, bool]:
-    """The socket, and whether each caller needs a key.  Raises Usage."""
-    from leased.client import mcp_http
-
-    try:
-        wanted = mcp_http.address(where)
-    except ValueError as wrong:
-        raise Usage(f"--http {wrong}") from None
-    if not wanted.loopback and not arguments.switch("--allow-remote"):
-        raise Usage(
-            f"{wanted.host} is not a loopback address, and whoever reaches it could take leases.  With --allow-remote it is served: "
-            "unencrypted, and to callers with an agent key only"
-        )
-    try:
-        listening = mcp_http.listener(wanted)
-    except OSError as wrong:
-        raise Usage(f"--http {wanted}: {wrong.strerror}") from None
-    out.aside(f"MCP at http://{wanted._replace(port=listening.getsockname()[1])}{mcp_http.PATH}")
-    return listening, not wanted.loopback or arguments.switch("--require-key")
 
 
 VERBS: Final = {
