@@ -327,7 +327,7 @@ class Holdings:
         self.index.ended(key_hash, lease)
         if lease.bind and self.binding is not None:
             self.binding.ended(key_hash)
-        self.journal.end(key_hash)
+        self.journal.forget(key_hash)
 
     def _ended(self, key_hash: bytes, lease: Lease, change: str, reason: str, spent_until: float) -> None:
         self.counts[change] += 1
@@ -337,8 +337,7 @@ class Holdings:
             self.binding.ended(key_hash)
         if spent_until:
             self.tombs.add(lease.rid, spent_until)
-        if self.journal.knows(key_hash):
-            self.journal.end(key_hash)
+        self.journal.forget(key_hash)
         hold = self.holds.pop(key_hash)
         if hold is not None:
             for held in hold.held:

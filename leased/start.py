@@ -103,8 +103,14 @@ class Start:
             return
         if not self.started:
             self._advance()
-        elif not self._lessor.gate.settled and boot >= self._lessor.gate.no_grant_before and not self._settling:
+        elif (ends := self.next_wake()) is not None and boot >= ends:
             self._settle()
+
+    def next_wake(self) -> float | None:
+        """When the wait for what may have been forgotten ends, and a tick is to say so to the ledger."""
+        gate = self._lessor.gate
+        idle = gate.settled or self._settling or not self.started or self._lessor.lane.broken
+        return None if idle else gate.no_grant_before
 
     def _advance(self) -> None:
         """The steps in `leases`; one that cannot be written is tried again at the next tick."""

@@ -56,6 +56,7 @@ class Upkeep:
             lessor.queues.next_end(),
             self.switches.next_due(),
             lessor.journal.next_try(),
+            self.start.next_wake(),
         ):
             if wake is not None:
                 wakes.append(wake)

@@ -121,7 +121,7 @@ def open_environment(directory: Path, *, map_bytes: int, tables: int, sync: bool
     data = directory / "data.mdb"
     if not readonly:
         for name in ("data.mdb", "lock.mdb"):  # made by us first, so that no umask can widen them for a moment
-            os.close(os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+            _make(directory / name, allocated=name == "lock.mdb")
     refuse_truncated(data)
     try:
         environment = lmdb.open(
@@ -132,6 +132,21 @@ def open_environment(directory: Path, *, map_bytes: int, tables: int, sync: bool
     except lmdb.Error as error:
         raise _opening(data, error) from error
     return environment
+
+
+def _make(path: Path, *, allocated: bool) -> None:
+    """The file, if it is not there.  `allocated`: with room for all of it, as LMDB writes its lock file through a map, where a full disk is
+    SIGBUS.  Raises StateRefused without room, OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    try:
+        if allocated and os.fstat(descriptor).st_size < PAGE_BYTES:
+            os.posix_fallocate(descriptor, 0, PAGE_BYTES)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        raise StateRefused(f"{path}: {error.strerror}: give the file system more room, or name another directory") from error
+    finally:
+        os.close(descriptor)
 
 
 def refuse_truncated(data: Path) -> None:

@@ -22,6 +22,7 @@ REPEATED: Final = (
 )  # applied again after a flush whose outcome is not known
 FIRST_RETRY_SECONDS: Final = 0.1
 MAX_RETRY_SECONDS: Final = 2.0
+DELETES_WAIT_SECONDS: Final = 0.02  # ends of leases that nobody waits for: they go with the next flush, or alone after this
 MAX_WAITING: Final = (
     100_000  # operations behind a disk that does not work, 30 MB; what still comes then are ends of leases known here
 )
@@ -47,6 +48,8 @@ class Journal:
         self._uncertain: dict[bytes, int] = {}  # the generation of the latest put, for keys of which that is not certain
         self._retry_at = 0.0
         self._retry_seconds = FIRST_RETRY_SECONDS
+        self._wanted = False  # something queued is waited for
+        self._deletes_at = 0.0  # when what nobody waits for is flushed; 0.0 while nothing of that kind has been seen
         self.open_number = 1  # the flush that what is queued now will be part of
         self.unsettled = True
         self.flushes = 0
@@ -100,27 +103,31 @@ class Journal:
     def put(self, key_hash: bytes, entry: LedgerLease) -> int:
         self._uncertain[key_hash] = entry.lease.generation
         self._queue.append(("put", key_hash, entry))
-        return self.open_number
-
-    def delete(self, key_hash: bytes, generation: int) -> int:
-        self._queue.append(("del", key_hash, generation))
+        self._wanted = True
         return self.open_number
 
     def end(self, key_hash: bytes) -> int | None:
-        """A lease of this key has ended, or its next one must not be shadowed by an old record: if the ledger may hold the key, its
-        record goes.  Returns the flush to wait for, or None when there is nothing to wait for."""
-        uncertain, flushed = self._uncertain.get(key_hash), self._flushed.get(key_hash)
-        if flushed is not None and flushed[0] != uncertain:
-            self.delete(key_hash, flushed[0])
-        if uncertain is not None:
-            self.delete(key_hash, uncertain)
-        if uncertain is not None or flushed is not None:
+        """A lease of this key has ended and somebody waits until no power cut can bring it back, or its next one must not be shadowed by an
+        old record: if the ledger may hold the key, its record goes.  Returns the flush to wait for, or None when there is none."""
+        if self.forget(key_hash):
+            self._wanted = True
             return self.open_number
         return self.settling_number if self.unsettled else None
+
+    def forget(self, key_hash: bytes) -> bool:
+        """A lease of this key has ended and nobody waits for it: a power cut before the flush makes it end late.  So its deletion goes
+        with the next flush that is wanted, and one client that takes and releases pays for one flush, not for two.  False: nothing to do."""
+        uncertain, flushed = self._uncertain.get(key_hash), self._flushed.get(key_hash)
+        if flushed is not None and flushed[0] != uncertain:
+            self._queue.append(("del", key_hash, flushed[0]))
+        if uncertain is not None:
+            self._queue.append(("del", key_hash, uncertain))
+        return uncertain is not None or flushed is not None
 
     def append(self, op: Op) -> int:
         """Any other operation.  Those not in REPEATED are lost with a failed flush."""
         self._queue.append(op)
+        self._wanted = True
         return self.open_number
 
     @property
@@ -135,6 +142,12 @@ class Journal:
         queued, and without waiting for the pause after a failure to end."""
         if self._flying is not None or not (self._queue or self.unsettled or force) or (now < self._retry_at and not force):
             return
+        if not (self._wanted or self.unsettled or force):
+            if not self._deletes_at:
+                self._deletes_at = now + DELETES_WAIT_SECONDS
+            if now < self._deletes_at:
+                return
+        self._wanted, self._deletes_at = False, 0.0
         self._flying, self._queue = self._queue, []
         self.open_number += 1
         number = self.open_number - 1
@@ -176,10 +189,11 @@ class Journal:
         self._on_flushed(number)
 
     def next_try(self) -> float | None:
-        """When a tick is wanted for what failed: at once to set the time of the next try, then at that time."""
+        """When a tick is wanted.  For what failed: at once to set the time of the next try, then at that time.  For deletes that nobody
+        waits for: when they have waited long enough."""
         if self._flying is not None or not (self._queue or self.unsettled):
             return None
-        return 0.0 if self._retry_at == math.inf else self._retry_at
+        return 0.0 if self._retry_at == math.inf else max(self._retry_at, self._deletes_at)
 
     def tick(self, now: float) -> None:
         """After a failure, sets when to try again: 0.1 s, doubling to 2 s."""

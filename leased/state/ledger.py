@@ -21,7 +21,7 @@ from leased.state.agent_records import Agent, decode_agent
 from leased.state.environment import FILE_MODE, each, open_environment, translated
 from leased.state.leases import Start
 from leased.state.outbox import OPS
-from leased.state.records import RecordDamaged, decode_lease, encode_lease, seal, unseal
+from leased.state.records import RecordDamaged, decode_lease, encode_lease, glance, seal, unseal
 
 FORMAT: Final = 1
 MAP_BYTES: Final = 1 << 36  # address space only: the file grows as it needs
@@ -156,11 +156,8 @@ class Ledger:
     def _put(self, transaction: Any, key_hash: bytes, entry: LedgerLease) -> None:
         raw = transaction.get(key_hash, db=self.leases)
         if raw is not None and entry.remaining == NOT_A_COPY:
-            try:
-                there = decode_ledger_lease(bytes(raw)).lease
-            except RecordDamaged:
-                there = None
-            if there is not None and there.generation == entry.lease.generation and there.ttl > entry.lease.ttl:
+            there = glance(raw, LEASE_AT, COPY_VERSION)
+            if there is not None and there[0] == entry.lease.generation and there[1] > entry.lease.ttl:
                 return
         transaction.put(key_hash, encode_ledger_lease(entry), db=self.leases)
 
@@ -168,11 +165,9 @@ class Ledger:
         raw = transaction.get(key_hash, db=self.leases)
         if raw is None:
             return
-        try:
-            if decode_ledger_lease(bytes(raw)).lease.generation != generation:
-                return
-        except RecordDamaged:
-            pass  # nobody can be held to a record that cannot be read, and the key it stands for is free now
+        there = glance(raw, LEASE_AT, COPY_VERSION)
+        if there is not None and there[0] != generation:
+            return  # nobody can be held to a record that cannot be read, and the key it stands for is free now
         transaction.delete(key_hash, db=self.leases)
 
     def _meta(self, transaction: Any, changes: dict[str, Any]) -> None:

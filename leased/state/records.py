@@ -111,6 +111,13 @@ def decode_lease(record: bytes) -> Lease:
     )
 
 
+def glance(raw: bytes, at: int = 0, sealed: int = 0) -> tuple[int, float] | None:
+    """(generation, ttl) of one lease record, None if it is damaged; `at`, `sealed` and what is raised as for `glances`."""
+    for _, _, generation, ttl, _ in glances(((b"", raw),), at, sealed):
+        return generation, ttl
+    return None
+
+
 def glances(rows: Iterable[tuple[bytes, bytes]], at: int = 0, sealed: int = 0) -> Iterator[tuple[bytes, bytes, int, float, float]]:
     """(key, raw, generation, ttl, deadline) of every lease record that is sound: what a start needs of a million of them.
 

@@ -232,7 +232,10 @@ class Referee(ToldModel):
         if reason == "starting":
             excused = trouble.flushes < 2 or trouble.store_at >= trouble.began
         elif reason == "recovering":
-            waiting = now < trouble.waiting_until + GRACE_SECONDS or trouble.ledger_at >= trouble.waiting_until - GRACE_SECONDS
+            ends = trouble.waiting_until
+            if self.world.deaf_from < ends + GRACE_SECONDS:  # it could not tell the ledger that the wait is over
+                ends = max(ends, self.world.deaf_to)
+            waiting = now < ends + GRACE_SECONDS or trouble.ledger_at >= trouble.waiting_until - GRACE_SECONDS
             excused = waiting and (asked.place is None or asked.place not in self.leases)
         elif reason == "store":
             excused = trouble.store_at >= since or trouble.ledger_at >= since

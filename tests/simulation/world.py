@@ -66,7 +66,7 @@ class World:
         self._not_accepted: list[tuple[Connection, socket.socket]] = []
         self._of_hash: dict[bytes, Place] = {}
         self.held: list[Any] = []  # what a process that dies lets go of
-        self.deaf_from = -NEVER
+        self.deaf_from = self.deaf_to = -NEVER
         self.long_deaf = False
         self.incarnation = ""  # of the volatile state that was opened last
 
@@ -223,6 +223,7 @@ class World:
 
     def was_deaf(self, judged: float) -> None:
         """A pass is judged by an earlier instant: one at which the daemon was not deaf yet, or shortly after."""
+        self.deaf_to = self.time
         if not self.deaf_from - 1.0 <= judged <= self.time:  # an idle daemon listens without noting it, once a second at least
             self.referee.complain(f"judged by {judged:.3f}, though the daemon was deaf from {self.deaf_from:.3f} on (promise 4)")
 

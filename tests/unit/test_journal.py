@@ -9,7 +9,7 @@ import pytest
 
 from leased.errors import StoreError
 from leased.model import Lease
-from leased.state.journal import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, Journal
+from leased.state.journal import DELETES_WAIT_SECONDS, FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, Journal
 from leased.state.ledger import LedgerLease, Op
 
 KEY, OTHER = b"k" * 20, b"o" * 20
@@ -241,3 +241,32 @@ def test_the_account_is_brought_up_to_date_before_anybody_is_told() -> None:
     journal.kick(0.0)
     disk.end()
     assert seen == [100.0]
+
+
+def test_deletions_nobody_waits_for_go_with_the_next_flush_or_alone_after_a_moment() -> None:
+    desk = Desk()
+    desk.journal.put(KEY, entry(7))
+    desk.flush()
+    assert desk.journal.forget(KEY)
+    desk.journal.kick(10.0)
+    assert desk.disk.flights == []  # a client that takes and releases in turn pays for one flush, not for two
+    assert desk.journal.next_try() == 10.0 + DELETES_WAIT_SECONDS
+    number = desk.journal.put(OTHER, entry(8))
+    assert desk.flush(now=10.001) == [("del", KEY, 7), ("put", OTHER, entry(8))]
+    assert desk.reports[-1] == ("flushed", number)
+    assert desk.journal.forget(OTHER)
+    desk.journal.kick(20.0)
+    desk.journal.kick(20.0 + DELETES_WAIT_SECONDS)
+    assert desk.disk.end() == [("del", OTHER, 8)]
+    assert not desk.journal.may_hold(OTHER)
+    assert desk.journal.next_try() is None
+
+
+def test_a_deletion_somebody_waits_for_is_flushed_at_once() -> None:
+    desk = Desk()
+    desk.journal.put(KEY, entry(7))
+    desk.flush()
+    desk.journal.forget(KEY)
+    desk.journal.kick(10.0)
+    assert desk.journal.end(KEY) == desk.journal.open_number
+    assert desk.flush(now=10.0) == [("del", KEY, 7)] * 2

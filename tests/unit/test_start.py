@@ -265,8 +265,9 @@ def test_a_flush_that_was_under_way_before_does_not_count_for_the_next_step(w: W
     with volatile_state_fails(w):
         w.flush()
     assert w.start_up.step is Step.STORE_NEXT
-    w.release("R")  # its delete is under way
-    assert w.flight is not None
+    w.release("R")
+    w.lessor.journal.kick(w.lessor.now.boot, force=True)
+    assert w.flight is not None  # its delete is under way
     w.upkeep.tick()
     assert w.start_up.step is Step.SECOND_FLUSH
     w.flush()
