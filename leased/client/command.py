@@ -33,6 +33,7 @@ _WATCHING: Final = "leased.client.watch_verbs"
 _SCOPES: Final = "leased.client.scope_verbs"
 _USAGE: Final = "leased.client.usage_verb"
 _MCP: Final = "leased.client.mcp_verb"
+_RUN: Final = "leased.client.run_verb"
 
 VERBS: Final = {
     "acquire": (_LEASES, "take a lease"),
@@ -40,6 +41,7 @@ VERBS: Final = {
     "release": (_LEASES, "give it back"),
     "check": (_LEASES, "who holds a key?"),
     "list": (_LEASES, "all live leases"),
+    "run": (_RUN, "run a command under a lease"),
     "wait": (_WATCHING, "until a key is free"),
     "watch": (_WATCHING, "what happens to leases, as it happens"),
     "heartbeat": (_SCOPES, "arm a scope's dead-man switch"),
@@ -62,8 +64,9 @@ The fence, the secret that renews and releases a lease, comes by --fence-file FI
 an argument.
 
 exit codes: 0 yes; 1 no (free, not released); 64 wrong usage; 69 no daemon, or nobody can tell; 70 internal; 75 refused;
-77 not permitted; 79 the lease is lost; 130 interrupted.
+77 not permitted; 79 the lease is lost; 130 interrupted; `lease run`: its command's.
 
+  lease run gpu:0 -- python3 train.py
   eval "$(lease acquire gpu:0 --ttl 5m --format env)" && { train; lease release gpu:0; }"""
 
 

@@ -30,16 +30,20 @@ class Usage(Exception):
 
 
 class Option(NamedTuple):
-    """`metavar` is empty for a switch.  `choices`: the only values taken."""
+    """`metavar` is empty for a switch.  `choices`: the only values taken.  `short`: one letter with its dash."""
 
     name: str
     metavar: str
     text: str
     choices: tuple[str, ...] = ()
+    short: str = ""
 
 
 class Verb(NamedTuple):
-    """One verb: what runs it, and its help page.  `operands`: least and most that may be given."""
+    """One verb: what runs it, and its help page.  `operands`: least and most that may be given.
+
+    `command`: what follows `--` is a command with arguments of its own, and has to be there.
+    """
 
     run: Callable[[Arguments, Output], int]
     usage: str
@@ -47,23 +51,24 @@ class Verb(NamedTuple):
     options: tuple[Option, ...]
     operands: tuple[int, int]
     examples: tuple[str, ...]
+    command: bool = False
 
 
 COMMON: Final = (
     Option("--socket", "PATH", "the daemon's socket (default: $LEASED_SOCKET, else the usual place)"),
     Option("--timeout", "DURATION", "how long to wait for an answer (default 10s)"),
     Option("--json", "", "print the daemon's reply as JSON"),
-    Option("--quiet", "", "print no sentence; the exit code tells (also -q)"),
-    Option("--help", "", "this page (also -h)"),
+    Option("--quiet", "", "print no sentence; the exit code tells", short="-q"),
+    Option("--help", "", "this page", short="-h"),
 )
-_SHORT: Final = {"-q": "--quiet", "-h": "--help"}
 
 
 class Arguments:
     """What was given to one verb."""
 
-    def __init__(self, operands: list[str], given: dict[str, str]) -> None:
+    def __init__(self, operands: list[str], given: dict[str, str], command: list[str] | None = None) -> None:
         self.operands = operands
+        self.command = command or []
         self._given = given
 
     def switch(self, name: str) -> bool:
@@ -96,19 +101,23 @@ class Arguments:
 
 
 def parse(words: list[str], verb: Verb) -> Arguments:
-    """Options and operands in any order, `--name value` or `--name=value`; `--` ends the options.  Raises Usage."""
-    known = {option.name: option for option in _options(verb)}
+    """Options and operands in any order, `--name value`, `--name=value`, `-n value` or `-nvalue`; `--` ends the options.  Raises Usage."""
+    known = {option.name: option for option in all_options(verb)}
+    short = {option.short: option.name for option in known.values() if option.short}
     operands: list[str] = []
+    command: list[str] = []
     given: dict[str, str] = {}
     left = iter(words)
     for word in left:
         if word == "--":
-            operands.extend(left)
+            (command if verb.command else operands).extend(left)
         elif word == "-" or not word.startswith("-"):
             operands.append(word)
         else:
             name, equals, value = word.partition("=")
-            name = _SHORT.get(name, name)
+            if word[:2] in short and len(word) > 2 and equals != word[2:3] and known[short[word[:2]]].metavar:
+                name, equals, value = word[:2], "=", word[2:]
+            name = short.get(name, name)
             if name == "--fence":
                 raise Usage(
                     "a fence is a secret, and arguments are shown to every user by ps: "
@@ -116,7 +125,7 @@ def parse(words: list[str], verb: Verb) -> Arguments:
                 )
             option = known.get(name)
             if option is None:
-                raise Usage(f"unknown option {name!r}")
+                raise Usage(f"unknown option {name!r}{'; a command and its options go behind --' if verb.command else ''}")
             if name in given:
                 raise Usage(f"{name} was given twice")
             if not option.metavar:
@@ -129,17 +138,16 @@ def parse(words: list[str], verb: Verb) -> Arguments:
             if option.choices and value not in option.choices:
                 raise Usage(f"{name} is one of {', '.join(option.choices)}, not {value!r}")
             given[name] = value
-    arguments = Arguments(operands, given)
     least, most = verb.operands
-    if "--help" not in given and not least <= len(operands) <= most:
+    if "--help" not in given and not (least <= len(operands) <= most and bool(command) == verb.command):
         raise Usage(f"expected: {verb.usage}")
     for text in (*operands, *given.values()):
         if not text.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in text):
             raise Usage("an argument is not valid UTF-8")
-    return arguments
+    return Arguments(operands, given, command)
 
 
-def _options(verb: Verb) -> list[Option]:
+def all_options(verb: Verb) -> list[Option]:
     """Its own, then the common ones it has not made its own."""
     own = {option.name for option in verb.options}
     return [*verb.options, *(option for option in COMMON if option.name not in own)]
@@ -148,13 +156,13 @@ def _options(verb: Verb) -> list[Option]:
 def page(verb: Verb) -> str:
     """The help page of one verb."""
     lines = [f"usage: {verb.usage}", "", verb.about, "", "options:"]
-    lines += [_described(option) for option in _options(verb)]
+    lines += [_described(option) for option in all_options(verb)]
     lines += ["", "examples:", *(f"  {example}" for example in verb.examples)]
     return "\n".join(lines)
 
 
 def _described(option: Option) -> str:
-    name = f"{option.name} {option.metavar}".rstrip()
+    name = f"{f'{option.short}, ' if option.short else ''}{option.name} {option.metavar}".rstrip()
     return f"  {name:<24} {option.text}" if len(name) <= 24 else f"  {name}\n{'':27}{option.text}"
 
 

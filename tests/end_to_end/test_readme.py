@@ -52,15 +52,18 @@ def test_the_two_commands_are_one_line_each_and_name_what_is_there() -> None:
     assert (ROOT / "contrib/demo/demo.py").is_file() and (ROOT / ".ci/run").stat().st_mode & 0o111
 
 
-def test_every_line_of_the_tour_runs_and_prints_what_is_printed_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("title", "least", "place"), [
+    ("Sixty seconds", 15, "leased-tour"), ("Running a command under a lease", 7, "leased-shell"),
+])  # fmt: skip
+def test_every_line_of_the_tour_runs_and_prints_what_is_printed_there(title: str, least: int, place: str, tmp_path: Path) -> None:
     (tmp_path / "contrib").symlink_to(ROOT / "contrib")
-    steps = readme.session(readme.section("Sixty seconds"))
-    assert len(steps) > 15
+    steps = readme.session(readme.section(title))
+    assert len(steps) > least
     try:
         for step, now in zip(steps, readme.played(steps, tmp_path), strict=True):
             assert readme.steady(now.output) == readme.steady(step.output), step.command
     finally:
-        shutil.rmtree("/dev/shm/leased-tour", ignore_errors=True)
+        shutil.rmtree(f"/dev/shm/{place}", ignore_errors=True)
 
 
 @pytest.mark.packages  # curl

@@ -1,0 +1,89 @@
+"""A process's descendants, and how to reach all of them: its process group, and those that left it.
+
+Linux only: a subreaper becomes the parent of every descendant whose own parent ends, so nobody who descends from it can get out of
+its sight by forking twice or by a session of his own.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+_SET_PDEATHSIG: Final = 1
+_SET_CHILD_SUBREAPER: Final = 36
+
+
+def become_subreaper() -> None:
+    """From now on orphans among this process's descendants become its children."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(signal: int, parent: int) -> bool:
+    """The kernel sends `signal` to this process when the thread that forked it ends.  False: `parent` has ended already."""
+    _prctl(_SET_PDEATHSIG, signal)
+    return os.getppid() == parent
+
+
+def descendants(root: int) -> list[int]:
+    """The process ids of all who descend from `root` and live, zombies left out.  Empty where /proc does not tell."""
+    found: list[int] = []
+    pending = [root]
+    while pending:
+        for pid in _children(pending.pop()):
+            pending.append(pid)
+            if _lives(pid):
+                found.append(pid)
+    return found
+
+
+def signal_all(root: int, group: int, number: int) -> None:
+    """Sends a signal to the process group `group` and to every descendant of `root` outside of it.
+
+    Who runs as another user (sudo) cannot be signalled, and is passed over.
+    """
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+    for pid in descendants(root):
+        try:
+            if os.getpgid(pid) != group:
+                os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+def reap_adopted(keep: int) -> None:
+    """Reaps this process's children that have ended, but for `keep`: its zombie keeps its process group's number from being reused."""
+    for pid in _children(os.getpid()):
+        if pid != keep:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                pass
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  pathlib costs as much as a request
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:  # noqa: PTH123
+                found += map(int, file.read().split())
+    except OSError:
+        pass
+    return found
+
+
+def _lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
+            return file.read().rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
+    except OSError:
+        return False
+
+
+def _prctl(option: int, value: int) -> None:
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
