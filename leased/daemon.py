@@ -211,8 +211,9 @@ class Daemon:
         """A lease that ends sooner than the next tick was granted: tick sooner."""
         wake = self.upkeep.next_wake()
         if wake < self._wake:
-            self._scope.deadline = trio.current_time() + max(0.0, wake - self.clock.now().boot)
-            self._wake = wake
+            boot = self.clock.now().boot
+            self._wake = max(wake, boot)  # what is wanted at once does not make the loop late
+            self._scope.deadline = trio.current_time() + self._wake - boot
 
     def _decide(self, batch: list[Call], judged: float | None) -> None:
         self.meters.batch(len(batch))

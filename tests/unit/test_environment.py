@@ -144,3 +144,15 @@ def test_pages_that_are_used_are_no_longer_free(tmp_path: Path) -> None:
         transaction.put(b"a", bytes(40_960), db=table)
     assert before - free_pages(environment, 1 << 20) >= 11
     environment.close()
+
+
+def test_a_lock_file_has_its_room_before_lmdb_writes_it_through_a_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as no_room:
+        no_room.setattr(os, "posix_fallocate", full)
+        with pytest.raises(StateRefused, match=r"lock\.mdb: No space left on device: give the file system more room"):
+            open_environment(tmp_path, map_bytes=1 << 20, tables=1, sync=False)
+    open_environment(tmp_path, map_bytes=1 << 20, tables=1, sync=False).close()
+    assert (tmp_path / "lock.mdb").stat().st_blocks > 0
