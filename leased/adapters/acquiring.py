@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from leased.client.answers import Refusal, Unknown
-from leased.client.errors import LeaseRefused, OutcomeUnknown, RateLimited
+from leased.client.errors import LeaseLost, LeaseRefused, OutcomeUnknown, RateLimited
 
 if TYPE_CHECKING:
     from leased.client.held import HeldLease
     from leased.client.sync import Client
 
+LOG = logging.getLogger(__name__)
 LONGEST_WAIT_SECONDS: Final = 300.0  # of one place in a queue; whoever waits longer queues again, at the end
 RETRY_SECONDS: Final = 1.0  # after an answer that nobody could give and that does not say when to ask again
 LEAST_PAUSE_SECONDS: Final = 0.05
@@ -58,9 +60,16 @@ def until_granted(
 
 
 def entered(client: Client, key: str, wait: float, *, ttl: float, bind: str, holder: str | None = None) -> HeldLease | Refusal:
-    """One attempt at a lease that renews itself; the refusal as a value.  Raises what `Client` raises, and OutcomeUnknown."""
-    lease = client.lease(key, ttl, holder=holder, wait=wait, bind=bind)
+    """One attempt at a lease that renews itself; the refusal as a value.  Raises what `Client` raises, and OutcomeUnknown.
+
+    Other libraries have no way to tell a caller that a lock was lost meanwhile: it is logged as a warning.
+    """
+    lease = client.lease(key, ttl, holder=holder, wait=wait, bind=bind, on_lost=_tell)
     try:
         return lease.__enter__()
     except LeaseRefused as refused:
         return refused.refusal
+
+
+def _tell(lost: LeaseLost) -> None:
+    LOG.warning("%s", lost)

@@ -60,7 +60,9 @@ class LeaseLock(locking.Lock):
         if isinstance(answer, Refusal):
             return False
         self._held = answer
-        coordinator.keep(self)
+        if not coordinator.keep(self):
+            self.release()
+            raise tooz.ToozError("the coordinator was stopped meanwhile")
         return True
 
     def release(self) -> bool:
@@ -150,9 +152,12 @@ class LeasedDriver(coordination.CoordinationDriver):
             raise tooz.ToozError("the coordinator is not started")
         return self._client
 
-    def keep(self, lock: LeaseLock) -> None:
+    def keep(self, lock: LeaseLock) -> bool:
+        """False where the coordinator was stopped: nobody would release the lock."""
         with self._guard:
-            self._acquired.add(lock)
+            if self._client is not None:
+                self._acquired.add(lock)
+            return self._client is not None
 
     def drop(self, lock: LeaseLock) -> None:
         with self._guard:
@@ -172,9 +177,9 @@ class LeasedDriver(coordination.CoordinationDriver):
         """Releases every lock that is still acquired."""
         with self._guard:
             acquired = [*self._acquired]
+            client, self._client = self._client, None
         for lock in acquired:
             lock.release()
-        client, self._client = self._client, None
         if client is not None:
             client.close()
 

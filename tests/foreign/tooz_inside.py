@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +112,48 @@ def test_a_lock_that_was_taken_away_is_not_owned(coordinator: Any, name: bytes) 
         assert client.revoke(name.decode(), reason="test")
     assert not lock.is_still_owner()
     assert not lock.release() and not lock.acquired
+
+
+def test_a_loss_in_the_background_is_logged(name: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    quick = coordination.get_coordinator("leased+unix://?lock_timeout=0.6", b"quick")
+    quick.start()
+    lock = quick.get_lock(name)
+    assert lock.acquire()
+    with Client() as client:
+        assert client.revoke(name.decode(), reason="test")
+    until = time.monotonic() + 20
+    while lock.acquired and time.monotonic() < until:
+        time.sleep(0.01)
+    quick.stop()
+    assert [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()] == [
+        f"the lease on {name.decode()!r} is lost: its renewal was refused: lapsed"
+    ]
+
+
+def test_a_lock_granted_to_a_coordinator_that_stopped_meanwhile_is_given_back(coordinator: Any, name: bytes) -> None:
+    stopped = coordination.get_coordinator("leased+unix://", b"stopped")
+    stopped.start()
+    lock, first = stopped.get_lock(name), coordinator.get_lock(name)
+    assert first.acquire()
+    told: list[str] = []
+
+    def wait() -> None:
+        try:
+            told.append(str(lock.acquire(timeout=30)))
+        except tooz.ToozError as error:
+            told.append(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    with Client() as client:
+        until = time.monotonic() + 20
+        while not client.check(name.decode()).waiting and time.monotonic() < until:
+            time.sleep(0.01)
+        stopped.stop()  # its client asks again, on another connection
+        first.release()
+        waiting.join(20)
+        assert told == ["the coordinator was stopped meanwhile"]
+        assert not client.check(name.decode()).held
 
 
 def test_a_bounded_wait_ends_and_a_turn_comes(coordinator: Any, name: bytes) -> None:
