@@ -26,7 +26,7 @@ from leased.systemd import Inherited, Notifier, inherited, listening
 log = structlog.get_logger()
 
 FINAL: Final = frozenset({EXIT_USAGE, EXIT_PERMISSION, EXIT_CONFIG})  # the units do not restart after these
-ANSWERING_SECONDS: Final = 5.0  # for callers that go on trying: a start that fails costs half a second of processor time
+ANSWERING_SECONDS: Final = 3.0  # for callers that go on trying: a start that fails costs half a second of processor time
 ASKED_SECONDS: Final = 0.5  # for one connection to say in which language it asks
 TEXT: Final = "leased cannot start on this host; `systemctl status leased` and `journalctl -u leased` tell its operator why"
 

@@ -154,7 +154,7 @@ class Lab:
         if user is not None:
             group = self.run("id", "-g", user).stdout.strip()
             as_user = ["setpriv", f"--reuid={user}", f"--regid={group}", "--init-groups", "--"]
-        return ["nsenter", "-t", str(self._init), "-a", "--wd=/", "--", *as_user, *command]
+        return ["nsenter", "-t", str(self._init), "-a", "--wdns=/", "--", *as_user, *command]
 
     def run(
         self,
