@@ -183,5 +183,14 @@ def _gather(part: Any, needed: Schema) -> None:
             if name not in needed:
                 needed[name] = deepcopy(SCHEMAS[name])
                 _gather(needed[name], needed)
+        if isinstance(part.get("type"), list):
+            _split(part)
         for each in part.values():
             _gather(each, needed)
+
+
+def _split(part: Schema) -> None:
+    """One type each: there are clients that take no lists of types."""
+    types = part.pop("type")
+    bounds = {name: part.pop(name) for name in [*part] if name != "description"}
+    part["anyOf"] = [{"type": kind, **(bounds if kind != "null" else {})} for kind in types]

@@ -127,10 +127,18 @@ def test_the_output_schemas_take_every_answer_and_no_other() -> None:
         Draft202012Validator.check_schema(schema)
         assert schema["type"] == "object", "hosts of 2025 take no other root"
         assert "#/components" not in str(schema)
+        assert "'type': [" not in str(schema), "there are clients that take no lists of types"
     check = Draft202012Validator(output_schema("lease"))
     check.validate(GRANT)
     check.validate(UNKNOWN)
-    for wrong in ({**GRANT, "acquired": None}, {**UNKNOWN, "fence": "9007199254740993"}, {**GRANT, "fence": 7}, {}):
+    check.validate({**GRANT, "scope": "s"})
+    for wrong in (
+        {**GRANT, "scope": 7},
+        {**GRANT, "acquired": None},
+        {**UNKNOWN, "fence": "9007199254740993"},
+        {**GRANT, "fence": 7},
+        {},
+    ):
         with pytest.raises(ValidationError):
             check.validate(wrong)
 
