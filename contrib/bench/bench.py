@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import clients
 import footprint
 import report
 from anchor import FEW_ROUNDS, PRELOADED_TTL_SECONDS, Anchor
@@ -146,7 +147,7 @@ def counts(text: str) -> list[int]:
 def arguments() -> argparse.Namespace:
     names = tuple(system.name for system in SYSTEMS)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="speed", choices=["speed", *FOOTPRINTS, "all"])
+    parser.add_argument("what", nargs="?", default="speed", choices=["speed", "clients", *FOOTPRINTS, "all"])
     parser.add_argument("--seconds", type=float, default=3.0, help="measured seconds of each run (3)")
     parser.add_argument("--rounds", type=int, default=5, help=f"rounds (5); PostgreSQL and etcd: the first {FEW_ROUNDS}")
     parser.add_argument("--only", type=listed(names), default=list(names), metavar="A,B", help=f"systems, of {', '.join(names)}")
@@ -154,6 +155,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--connections", type=counts, default=[1, 8, 64], metavar="N,N", help="numbers of connections (1,8,64)")
     parser.add_argument("--leases", type=int, default=10_000, help="live leases present in every system (10000)")
     parser.add_argument("--python", help="interpreter for the daemon (default: this one, else /usr/bin/python3)")
+    parser.add_argument("--client-python", help="interpreter for `clients`, which needs redis-py (default: the daemon's)")
     parser.add_argument("--disk", help="parent of the state directories (default: /var/tmp if it is a disk)")
     parser.add_argument("--memory", help="parent of leased's runtime directory (default: /dev/shm if it is a tmpfs)")
     parser.add_argument("--json", type=Path, help="where the full results go (default: build/bench-WHAT.json)")
@@ -180,6 +182,11 @@ def main() -> int:
             results["speed"] = speed(places, load, options)
             results["host"]["versions"] = results["speed"]["versions"]
             good = results["speed"].pop("good")
+        if options.what in ("clients", "all"):
+            tell("clients …")
+            results["clients"] = clients.clients(places, load, options)
+            results["host"]["versions"] = {**results["host"].get("versions", {}), **results["clients"]["versions"]}
+            good = results["clients"].pop("good") and good
         wanted = [name for name in FOOTPRINTS if options.what in (name, "all")]
         for name in wanted:
             absent = Leased(places, load, options.python).missing()
@@ -194,6 +201,8 @@ def main() -> int:
         print(report.host_lines(results["host"]) + "\n")
         if "speed" in results:
             print(results["speed"].pop("text"))
+        if "clients" in results:
+            print(results["clients"].pop("text"))
         if wanted:
             ceilings, small = report.footprint_ceilings(results)
             good = good and small

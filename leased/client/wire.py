@@ -11,6 +11,7 @@ import errno
 import os
 import select
 import socket
+import struct
 import threading
 import time
 import weakref
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 READ_BYTES: Final = 65536  # one read takes any answer
 _SLICE_SECONDS: Final = 1.0  # a signal that comes just before a wait begins does not end it, and is seen only after it
+_SLICE: Final = struct.pack("@ll", int(_SLICE_SECONDS), 0)  # the same as a timeval
+_SEND_FLAGS: Final = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 BACKLOG_PAUSE_SECONDS: Final = 0.01  # a full accept queue empties within a tick of the daemon
 
 
@@ -100,6 +103,10 @@ class Connection:
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
+        stream.setblocking(
+            True
+        )  # reads wait in the kernel: asking first whether there is something to read costs as much as reading
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE)
         self._conversation = Conversation()
         self._sending = threading.Lock()
         self._state = threading.Lock()  # guards all below; never held across a system call that waits
@@ -161,7 +168,7 @@ class Connection:
         try:
             while sent < len(octets):
                 try:
-                    sent += self._stream.send(octets[sent:], socket.MSG_NOSIGNAL)
+                    sent += self._stream.send(octets[sent:] if sent else octets, _SEND_FLAGS)
                 except BlockingIOError:
                     if not ready(self._stream, select.POLLOUT, deadline):
                         raise TimeoutError("the daemon reads nothing") from None
@@ -175,7 +182,7 @@ class Connection:
         with self._state:
             if not self._reading:
                 try:
-                    self._conversation.receive(self._stream.recv(READ_BYTES))
+                    self._conversation.receive(self._stream.recv(READ_BYTES, socket.MSG_DONTWAIT))
                 except OSError:
                     pass
 
@@ -203,9 +210,9 @@ class Connection:
     def _read(self, deadline: float) -> bool:
         """Reads once for all who wait; False if nothing came until the deadline."""
         try:
-            if not ready(self._stream, select.POLLIN, deadline):
+            if deadline - time.monotonic() < _SLICE_SECONDS and not ready(self._stream, select.POLLIN, deadline):
                 return False
-            octets = self._stream.recv(READ_BYTES)
+            octets = self._stream.recv(READ_BYTES)  # waits for a slice at most
             with self._state:
                 answered, events = self._conversation.receive(octets)
                 for msgid in answered:
