@@ -67,7 +67,7 @@ class Wallet:
 def read_key(named: Path) -> str:
     """64 hexadecimal digits, with or without 0x before them.  Raises ConfigError, which does not repeat what is in the file.
 
-    The mode of a credential says nothing: systemd lets the service read it by an access list, which shows as the group's permission.
+    The mode of a credential says nothing: where systemd lets the service read it by an access list, that shows as the group's permission.
     """
     path, guarded = secret_file("x402.wallet_key_file", named, os.environ)
     try:
