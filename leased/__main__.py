@@ -44,7 +44,8 @@ a line; a line that begins with "note:" is nothing wrong.
 exit codes: 0 no findings; 1 findings; 69 a daemon is running; 77 not permitted; 78 the state must not be opened."""
 
 _BACKUP: Final = """Writes the ledger (long leases, billing records, agent keys, switches) to FILE, which must not exist: private, flushed, and read
-back before it gets its name.  A running daemon goes on serving.  No fence is in it, but the hashing secret is.
+back before it gets its name.  A running daemon goes on serving: it makes the copy itself for operators, and where none answers at the socket
+its ledger is read beside it.  No fence is in the copy, but the hashing secret is.
 
 exit codes: 0 written; 1 written, but records of the ledger are damaged; 64 FILE cannot be used; 69 no room; 77 not permitted;
 78 the state cannot be read."""
@@ -121,7 +122,8 @@ def _parser() -> argparse.ArgumentParser:
     fsck.set_defaults(run=_fsck, socket=_UNUSED)
     backup = verbs.add_parser("backup", help="copy the ledger to one file, also while the daemon runs", description=_BACKUP)
     backup.add_argument("file", metavar="FILE", help="a file that does not exist yet")
-    backup.set_defaults(run=_backup, socket=_UNUSED)
+    backup.add_argument("--socket", metavar="PATH", help="the Unix socket of the daemon")
+    backup.set_defaults(run=_backup)
     restore = verbs.add_parser("restore", help="put a backup in the place of the ledger", description=_RESTORE)
     restore.add_argument("file", metavar="FILE", help="a file that `leased backup` wrote")
     restore.add_argument(
@@ -224,7 +226,10 @@ def _fsck(options: argparse.Namespace) -> int:
 
 def _backup(options: argparse.Namespace) -> int:
     from leased.backup import backup
+    from leased.paths import default_socket
 
+    if options.socket is None and default_socket(os.geteuid() == 0, os.environ) is None:
+        options.socket = _UNUSED
     return backup(_config(options), Path(options.file), sys.stdout)
 
 

@@ -12,12 +12,13 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, TextIO
 
 import lmdb
 
+from leased.backup_fetch import fetch
 from leased.clock import rfc3339
 from leased.config import Config
 from leased.errors import StateLocked, StateRefused, StoreError, StoreFull
@@ -46,14 +47,20 @@ class Copied(NamedTuple):
 
 
 def backup(config: Config, file: Path, out: TextIO) -> int:
-    """Write FILE; a running daemon goes on serving.  0, or 1 when records of the ledger are damaged (and so are the copy's).  Raises WrongUse,
-    StateRefused, StoreError or OSError, and then no file is left."""
+    """Write FILE; a running daemon goes on serving: it makes the copy if it answers, else its ledger is read beside it.  0, or 1 when records of
+    the ledger are damaged (and so are the copy's).  Raises WrongUse, StateRefused, StoreError or OSError, and then no file is left."""
     file = file.absolute()
     _must_be_new(file)
-    if not (config.state_dir / DATA).exists():
-        raise StateRefused(f"{config.state_dir / DATA}: there is no state here to back up: name the directory with --state-dir")
-    with _locked_or_live(config) as live:
-        copied = _write(config.state_dir, file, live=live)
+    copied, live = _write(lambda growing: fetch(config.socket, config.state_dir, growing, FILE_MODE), file), True
+    if copied is None:
+        if not (config.state_dir / DATA).exists():
+            raise StateRefused(f"{config.state_dir / DATA}: there is no state here to back up: name the directory with --state-dir")
+        with _locked_or_live(config) as live:
+            said = probe(config.state_dir, beside_writer=live)
+            if said:
+                raise StateRefused(_about(config.state_dir / DATA, said, "restore an older backup with `leased restore`"))
+            copied = _write(lambda growing: _copy(config.state_dir, growing, live=live), file)
+    assert copied is not None
     counts = copied.contents.counts
     print(
         f"{file}: {copied.size} bytes, {'while the daemon runs' if live else 'with the daemon stopped'}: {_told(counts)}", file=out
@@ -120,13 +127,12 @@ def _locked_or_live(config: Config) -> Iterator[bool]:
             lock.close()
 
 
-def _write(source: Path, file: Path, *, live: bool) -> Copied:
-    said = probe(source, beside_writer=live)
-    if said:
-        raise StateRefused(_about(source / DATA, said, "restore an older backup with `leased restore`"))
+def _write(copy: Callable[[Path], bool], file: Path) -> Copied | None:
+    """None: `copy` has written nothing."""
     growing = file.with_name(file.name + ".tmp")
-    with _removed_on_failure(growing):
-        _copy(source, growing, live=live)
+    with _removed_on_failure(growing), _not_there(growing):
+        if not copy(growing):
+            return None
         _mark(growing, RESTORED)
         copied = _read_back(growing)
         _flush(growing, file.parent.stat())
@@ -136,17 +142,23 @@ def _write(source: Path, file: Path, *, live: bool) -> Copied:
     return copied
 
 
-def _copy(source: Path, target: Path, *, live: bool) -> None:
+def _copy(source: Path, target: Path, *, live: bool) -> bool:
     """All that one read transaction of `source` (a directory or a file) sees, without its free pages."""
-    try:
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
-    except FileExistsError:
-        raise WrongUse(f"{target} exists, perhaps from a backup that was interrupted: remove it, then try again") from None
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
     try:
         with _translated(target), open_to_read(source, tables=MAX_TABLES, beside_writer=live) as environment:
             environment.copyfd(descriptor, compact=True)
     finally:
         os.close(descriptor)
+    return True
+
+
+@contextlib.contextmanager
+def _not_there(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError:
+        raise WrongUse(f"{target} exists, perhaps from a backup that was interrupted: remove it, then try again") from None
 
 
 def _mark(copy: Path, restored: int) -> None:

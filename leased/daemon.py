@@ -14,6 +14,7 @@ import trio
 
 from leased.agent_lock import AgentLock
 from leased.agents import Agents
+from leased.backup_desk import BackupDesk
 from leased.billing import Billing
 from leased.binds import Binds
 from leased.calls import Call
@@ -120,6 +121,7 @@ class Daemon:
                 config.upstream, config.x402, self.billing, self.journal, self.writer, ledger, clock, taken.meta.install_id
             )
         OutboxDesk(self.lessor, self.billing, self.writer, self.shipper, self.board.flush)
+        self.backups = BackupDesk(self.lessor, self.writer, self.board.flush)
         self.board.readable(self.outcomes.fileno(), self.outcomes.heard)
         self.board.proven = self.binds.adopt
         self.upkeep = Upkeep(self.lessor, self.start, self.switches, self.binds, self.billing)

@@ -40,6 +40,8 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "accept.resumed": "new connections are accepted again",
         "agent.added": "an operator made an agent key",
         "agent.revoked": "an operator ended an agent key",
+        "backup.failed": "the ledger could not be copied for an operator",
+        "backup.made": "an operator took a copy of the ledger",
         "config.refused": "the configuration could not be read again: what was in force stays",
         "config.reloaded": "the configuration was read again: what changed, and what waits for a restart",
         "daemon.draining": "a stop was asked for: nothing new is decided, answers still leave",

@@ -250,6 +250,14 @@ class OutboxDropRequest(NamedTuple):
     agent_key: str | None = None
 
 
+class BackupRequest(NamedTuple):
+    """`copy` None: make one."""
+
+    copy: str | None = None
+    offset: int = 0
+    agent_key: str | None = None
+
+
 Request = (
     LeaseRequest
     | RenewRequest
@@ -270,4 +278,5 @@ Request = (
     | OutboxListRequest
     | OutboxRetryRequest
     | OutboxDropRequest
+    | BackupRequest
 )

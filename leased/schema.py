@@ -104,6 +104,7 @@ def _true(name: str) -> dict[str, Any]:
 
 
 _SEQUENCE: Final = Field("sequence", "integer", "The number of one dead letter, as `outbox_list` shows it.", 1, MAX_SEQUENCE)
+_COPY: Final = Field("copy", "text", "Which copy, as the first part names it; left out, one is made.", 1, 32)
 
 _TABLE: Final = (
     Operation(
@@ -298,6 +299,12 @@ _TABLE: Final = (
         ),
         _one_target,
         MappingProxyType({"oneOf": [_given("sequence"), _true("all"), _true("payment")]}),
+    ),
+    Operation(
+        "backup",
+        model.BackupRequest,
+        "The parts of a copy of the ledger, for `leased backup`. Operators only.",
+        (_COPY, Field("offset", "integer", "Where the part begins.", 0, MAX_SEQUENCE)),
     ),
 )
 

@@ -83,6 +83,7 @@ async def run(
                 while True:
                     await trio.sleep(READERS_SECONDS)
                     daemon.writer.read(lambda ledger: ledger.environment.reader_check(), lambda *_: None)
+                    daemon.backups.give_up()
 
             nursery.start_soon(wait_for_signal)
             nursery.start_soon(reload)

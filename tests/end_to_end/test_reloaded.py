@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -13,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import readme
 from daemons import Daemon, MakeDaemon, Rpc, RpcError, effective_user, environment
+
+from leased.reload import ON_OR_OFF, STANDS_ON
 
 pytestmark = pytest.mark.slow
 SECONDS = 20.0
@@ -160,3 +164,10 @@ def test_a_terminal_that_closes_stops_the_daemon_in_order(make_daemon: MakeDaemo
         assert daemon.wait() == 0, daemon.logs()
         assert daemon.events("daemon.draining")[0]["signal"] == "SIGHUP"
     assert daemon.events("daemon.stopped")[0]["clean"] is True
+
+
+def test_readme_names_what_waits_for_a_restart() -> None:
+    told = readme.section("Configuration").partition("**Changing it while it runs.**")[2].partition("\n\n")[0]
+    stands, or_so = told.partition("wait for a\nrestart")[0], told.partition("wait for a\nrestart")[2]
+    assert set(re.findall(r"`([a-z_.]+)`", stands.partition("stands on:")[2])) == STANDS_ON
+    assert all(f"`{name}`" in or_so for name in ON_OR_OFF)

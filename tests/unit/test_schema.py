@@ -34,6 +34,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "outbox_list": {},
     "outbox_retry": {"sequence": 7},
     "outbox_drop": {"payment": True},
+    "backup": {},
 }
 
 
