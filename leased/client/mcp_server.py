@@ -51,7 +51,12 @@ def make(calls: Calls, *, local: bool, bind: str = "none", agent_key: str | None
         return _result(await _while_heard(calls, params.name, params.arguments or {}, caller, gone))
 
     server: Server[Any] = Server(
-        "leased", version=VERSION, title="leased", instructions=mcp_tools.INSTRUCTIONS, on_list_tools=list_tools, on_call_tool=call_tool
+        "leased",
+        version=VERSION,
+        title="leased",
+        instructions=mcp_tools.INSTRUCTIONS,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
     )
     server.middleware.clear()  # spans of whatever tracing is installed: nobody asked for them here
     return server

@@ -117,7 +117,9 @@ async def test_after_an_unknown_the_same_attempt_goes_on_until_it_is_answered() 
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("other", [({"key": "k2"}, Caller()), ({"key": "k", "holder": "x"}, Caller()), ({"key": "k"}, Caller("key"))])
+@pytest.mark.parametrize(
+    "other", [({"key": "k2"}, Caller()), ({"key": "k", "holder": "x"}, Caller()), ({"key": "k"}, Caller("key"))]
+)
 async def test_an_attempt_is_of_one_key_one_label_and_one_agent(other: tuple[dict[str, Any], Caller]) -> None:
     daemon = Daemon(unknown)
     calls = Calls(daemon, None)

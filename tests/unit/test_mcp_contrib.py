@@ -28,10 +28,13 @@ def server(name: str) -> dict[str, Any]:
 
 
 def test_there_is_one_of_each_kind_for_each_host() -> None:
-    assert FILES == sorted(
-        f"{host}{kind}"
-        for host, end in (("claude-code", ".mcp.json"), ("codex", ".toml"), ("cursor", ".mcp.json"))
-        for kind in (end, f"-http{end}")
+    assert (
+        sorted(
+            f"{host}{kind}"
+            for host, end in (("claude-code", ".mcp.json"), ("codex", ".toml"), ("cursor", ".mcp.json"))
+            for kind in (end, f"-http{end}")
+        )
+        == FILES
     )
     told = (FOLDER / "README.md").read_text()
     assert all(f"({name})" in told for name in FILES)
