@@ -31,8 +31,8 @@ m mate leased-clients
 def build(home: Path) -> Path:
     """The environment, at `home`; its commands begin with the path it will have, HOME."""
     source = home.with_name(home.name + "-source")
-    shutil.copytree(ROOT / "leased", source / "leased", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(UNITS, source / "systemd")
+    for name in ("leased", "systemd"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     quiet = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_ROOT_USER_ACTION": "ignore"}
