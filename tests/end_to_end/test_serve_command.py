@@ -264,3 +264,17 @@ def test_a_newer_state_is_left_as_it_is_and_served_again_by_its_own_program(make
     daemon.start()
     with daemon.rpc() as rpc:
         assert rpc.call("renew", key="k", holder="a", fence=grant["fence"])["generation"] == grant["generation"]
+
+
+def test_the_very_first_call_is_a_grant(make_daemon: MakeDaemon) -> None:
+    """Whoever comes while the start is being written waits for it in the backlog, and is not told null."""
+    daemon = make_daemon().spawn()
+    until = time.monotonic() + 30
+    while True:
+        try:
+            with daemon.rpc() as rpc:
+                told = rpc.call("lease", key="k", holder="a")
+                break
+        except (FileNotFoundError, ConnectionRefusedError):
+            assert time.monotonic() < until
+    assert told["acquired"] is True, told
