@@ -34,6 +34,9 @@ _SCOPES: Final = "leased.client.scope_verbs"
 _USAGE: Final = "leased.client.usage_verb"
 _MCP: Final = "leased.client.mcp_verb"
 _RUN: Final = "leased.client.run_verb"
+_TOP: Final = "leased.client.top_verb"
+_DOCTOR: Final = "leased.client.doctor_verb"
+_COMPLETION: Final = "leased.client.completion_verb"
 
 VERBS: Final = {
     "acquire": (_LEASES, "take a lease"),
@@ -49,7 +52,10 @@ VERBS: Final = {
     "revoke": (_LEASES, "end somebody's lease by force (operators)"),
     "usage": (_USAGE, "what was billed"),
     "info": (_LEASES, "about the daemon"),
+    "top": (_TOP, "who holds what, live"),
+    "doctor": (_DOCTOR, "is anything wrong, and what to do about it"),
     "mcp": (_MCP, "serve the tools of agents, by MCP"),
+    "completion": (_COMPLETION, "what a shell completes behind `lease`"),
 }
 """Where each verb lives (a module with a `VERBS` of its own), and the line about it on the help page."""
 
