@@ -125,6 +125,7 @@ class Daemon:
         self.backups = BackupDesk(self.lessor, self.writer, self.board.flush)
         self.board.readable(self.outcomes.fileno(), self.outcomes.heard)
         self.board.proven = self.binds.adopt
+        self.board.overslept = self._overslept
         self.upkeep = Upkeep(self.lessor, self.start, self.switches, self.binds, self.billing)
         self.views = Views(self.lessor, self.start, config, taken.meta.install_id, lambda: len(self.board))
         self.pulse = Pulse(notifier, self.standing, self.board.readable, self.outcomes.put)
@@ -199,6 +200,11 @@ class Daemon:
         self.journal.kick(boot)
         self._seen = boot
         return done
+
+    def _overslept(self) -> float | None:
+        """A process stopped while it lingers finds its requests in the same poll: they are judged as if the loop had come late to them."""
+        boot = self.clock.now().boot
+        return self._deaf(boot) if boot > self._wake + LATE_SECONDS else None
 
     def _deaf(self, boot: float) -> float:
         """The loop comes `late`: this pass is judged by the last instant we are known to have listened."""

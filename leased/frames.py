@@ -2,7 +2,7 @@
 
     [0, msgid, method, params]    a request            params is [map], or [] for an empty map
     [1, msgid, error, result]     its answer           error is nil or "code: text"
-    [2, method, params]           a notification
+    [2, method, params]           a notification; one with other parameters, or a bin for a method, is for no server of our kind: ignored
 
 `Requests` is the server's end of one connection, `Replies` the client's.  The theory of both:
 
@@ -70,6 +70,7 @@ class Event(NamedTuple):
 _DAMAGE: Final = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
 _OPENINGS: Final = frozenset({0x93, 0x94, 0xDC, 0xDD})  # the first byte of any array that could be a message
 _CONTAINERS: Final = frozenset({list, dict})
+_NAMES: Final = frozenset({str, bytes})  # of notifications: pynvim greets every server with one whose name is a bin
 _SCALARS: Final = frozenset({str, int, float, bool, type(None), bytes})
 _AFTER_MSGID: Final = bytes([3] * 128 + [0] * (0xCC - 128) + [4, 5, 7] + [0] * (256 - 0xCF))
 """By the third byte of a request: the index after its msgid if that is an int of 0..2^32-1, else 0, where no string begins."""
@@ -185,8 +186,10 @@ def _request(message: Any) -> Request:
     if type(message) is list and message and type(message[0]) is int:
         if len(message) == 4 and message[0] == 0 and _is_msgid(message[1]) and type(message[2]) is str:
             return message[1], message[2], _params(message[3])
-        if len(message) == 3 and message[0] == 2 and type(message[1]) is str:
-            return None, message[1], _params(message[2])
+        if len(message) == 3 and message[0] == 2 and type(message[1]) in _NAMES and type(message[2]) is list:
+            if type(message[1]) is str and (not message[2] or (len(message[2]) == 1 and type(message[2][0]) is dict)):
+                return None, message[1], _params(message[2])
+            return None, "", {}  # for another kind of server: no operation, and whoever notifies expects no answer
     raise FrameError("invalid_argument", "message must be [0, msgid, method, params] or [2, method, params]")
 
 

@@ -12,84 +12,22 @@ import structlog
 
 from leased import model, rules
 from leased.calls import Call
-from leased.clock import Clock
-from leased.companions import Bills, Binding, Watching
-from leased.config_keys import Limits
-from leased.digests import Digests
 from leased.errors import PeerError, StateRefused
-from leased.fences import Fences
-from leased.gate import Gate, Unknown
-from leased.generations import Generations
-from leased.holds import Held, Hold, Holds, bound
-from leased.index import Index
-from leased.lane import Lane
-from leased.model import Ask, Fresh, Instant, Lease, LeaseRequest, Reply, Tombstone
-from leased.queues import Queues, Waiter
-from leased.state.environment import PAGE_BYTES
-from leased.state.journal import Journal
-from leased.state.leases import RESERVED_PAGES, Leases, LeasesMeta
+from leased.gate import Unknown
+from leased.holds import Held, Hold, bound
+from leased.kept import Kept
+from leased.model import Ask, Fresh, Lease, LeaseRequest, Reply, Tombstone
+from leased.queues import Waiter
 from leased.state.ledger import LedgerLease
-from leased.state.records import RecordDamaged, decode_lease, decode_tombstone, encode_lease, entries
-from leased.tombs import Tombs
+from leased.state.records import RecordDamaged, decode_lease, decode_tombstone, encode_lease
 
 log = structlog.get_logger()
 
-TOMBSTONE_BYTES: Final = 192  # a remembered request_id, 96 bytes in a half-filled tree
 LAPSED: Final = "lapsed"
-DAMAGED_SECONDS: Final = model.MAX_TTL_SECONDS  # a record that cannot be read may have promised this much
 
 
-class Holdings:
+class Holdings(Kept):
     """The leases of one daemon and everything remembered beside them."""
-
-    def __init__(
-        self, leases: Leases, digests: Digests, generations: Generations, journal: Journal, gate: Gate, clock: Clock, limits: Limits
-    ) -> None:
-        self.leases = leases
-        self.lane = Lane(leases, self.reread)
-        self.digests = digests
-        self.generations = generations
-        self.journal = journal
-        self.gate = gate
-        self.clock = clock
-        self.limits = limits
-        self.index = Index()
-        self.holds = Holds()
-        self.queues = Queues()
-        self.tombs = Tombs()
-        self.damaged: dict[bytes, float] = {}
-        self.watching: Watching | None = None
-        self.binding: Binding | None = None
-        self.billing: Bills | None = None
-        self.free = model.FREE
-        self.unflushed: list[bytes] = []  # found marked so by `reread`
-        self.stalled = False  # a free key has a line and could not be granted: see Upkeep._each_second
-        self.room = 0  # pages, an estimate that only errs downwards; see has_room
-        self.counts: dict[str, int] = dict.fromkeys(
-            (
-                "granted",
-                "renewed",
-                "replayed",
-                "released",
-                "revoked",
-                "lapsed",
-                "switch_missed",
-                "refused",
-                "unknown",
-                "undone",
-                "full",
-            ),
-            0,
-        )
-        self._boot_id = clock.boot_id()
-        self._fences = Fences()
-        self._last_stored = 0
-        self._mark_number = 0
-        self.now = self.instant()
-
-    def instant(self, judged: float | None = None) -> Instant:
-        now = self.clock.now()
-        return Instant(now.boot if judged is None else judged, now.boot, now.wall, self._boot_id, self.free)
 
     # ---- halves that are part of a decision
 
@@ -112,35 +50,6 @@ class Holdings:
             return record
         self.end(key_hash, record, LAPSED, "")
         return self.pass_on(key_hash) if self.queues else None
-
-    def record(self, key_hash: bytes) -> Lease | None:
-        """The live lease of a key, looked at and nothing more; None too for a record that cannot be read."""
-        record = self.stored(key_hash)
-        return record if record is not None and self.now.judged < record.deadline else None
-
-    def stored(self, key_hash: bytes) -> Lease | None:
-        """What is recorded, live or not; None too for a record that cannot be read."""
-        raw = self.lane.transaction.get(key_hash, db=self.leases.leases)
-        try:
-            return decode_lease(raw) if raw is not None else None
-        except (RecordDamaged, StateRefused):
-            self.set_aside(key_hash)
-            return None
-
-    def is_live(self, key_hash: bytes, generation: int) -> bool:
-        """Outside a transaction: is the lease of exactly this generation live?  False for a record that cannot be read."""
-        with self.leases.environment.begin() as transaction:
-            raw = transaction.get(key_hash, db=self.leases.leases)
-        try:
-            record = decode_lease(raw) if raw is not None else None
-        except (RecordDamaged, StateRefused):
-            return False
-        return record is not None and record.generation == generation and self.clock.now().boot < record.deadline
-
-    def set_aside(self, key_hash: bytes) -> None:
-        if key_hash not in self.damaged:
-            self.damaged[key_hash] = self.now.boot + DAMAGED_SECONDS
-            log.error("record.set_aside", table="leases", key_hash=key_hash.hex(), seconds=DAMAGED_SECONDS)
 
     def grant(self, call: Call, request: LeaseRequest, ask: Ask, key_hash: bytes) -> Lease:
         """A fresh grant of a free key.  Raises Unknown (no room, no generation, no ledger yet) or PeerError (limits)."""
@@ -310,9 +219,10 @@ class Holdings:
         else:
             call.answer(reply)
 
-    def confirmed(self, key_hash: bytes, lease: Lease, hold: Hold) -> None:
-        """The ledger has what a power cut needs: the answers that were held leave."""
+    def confirmed(self, key_hash: bytes, record: bytes, hold: Hold) -> None:
+        """The ledger has what a power cut needs: the answers that were held leave.  `record`: the lease as it stands now."""
         if self.watching is not None:
+            lease = decode_lease(record)
             self.watching("renewed" if lease.presented else "granted", key_hash, lease, "", self.index.texts.get(key_hash))
         for held in hold.held:
             held.call.answer(held.reply)
@@ -356,44 +266,3 @@ class Holdings:
             call.refuse(
                 PeerError("internal", f"this cannot be done now ({unknown.reason}); try again in {unknown.retry_after:g} s")
             )
-
-    # ---- small parts
-
-    def raise_mark(self) -> int:
-        """Queue the next high-water mark if it is time to.  Returns the flush that carries the latest one, 0 when none is under way."""
-        wanted = self.generations.wanted_mark(self.now.wall)
-        if wanted:
-            self.generations.raising = wanted
-            self._mark_number = self.journal.append(("mark", wanted))
-        return self._mark_number
-
-    def mark_flushed(self, number: int) -> None:
-        if self._mark_number and number >= self._mark_number:
-            self._mark_number = 0
-            self.generations.raised()
-
-    def leases_meta(self, meta: LeasesMeta) -> None:
-        self.leases.put_meta(self.lane.transaction, meta)
-
-    def has_room(self) -> bool:
-        """Each grant may use up a page before the estimate is made anew; RESERVED_PAGES stay for releases and lapses, and
-        with them what it takes to remember the request_id of every live lease that has one."""
-        self.room -= 1
-        if self.room <= 0:
-            endings = len(self.index.rids) * TOMBSTONE_BYTES // PAGE_BYTES
-            self.room = (self.leases.free_pages(self.lane.transaction) - RESERVED_PAGES - endings) // 4
-        return self.room > 0
-
-    def reread(self) -> None:
-        """Rebuild what memory knows from the records: at the start, and after the environment had to be opened anew."""
-        texts = self.index.texts
-        self.index, self.tombs, self.damaged = Index(), Tombs(), {}
-        with self.leases.environment.begin() as transaction:
-            rows = entries(transaction.cursor(db=self.leases.leases), self.set_aside)
-            self.unflushed = self.index.load(rows, self.journal.known, texts)
-            for rid, tombstone, _ in self.leases.tombstone_rows(transaction):
-                self.tombs.add(rid, tombstone.until if tombstone is not None else 0.0)
-        self._last_stored = self.leases.read_last()
-        self.generations.last = max(self.generations.last, self._last_stored)
-        if self.billing is not None:
-            self.billing.reread()

@@ -28,12 +28,15 @@ class Held(NamedTuple):
 
 
 class Hold:
-    __slots__ = ("bound", "generation", "held", "number")
+    """`failed`: why it is to be taken back, once that is known and could not be done at once."""
+
+    __slots__ = ("bound", "failed", "generation", "held", "number")
 
     def __init__(self, generation: int, number: int, bound: float) -> None:
         self.generation = generation
         self.number = number
         self.bound = bound
+        self.failed = ""
         self.held: list[Held] = []
 
 

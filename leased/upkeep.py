@@ -20,7 +20,7 @@ from leased.holds import NEVER, Hold
 from leased.lane import Outcome
 from leased.lessor import Lessor
 from leased.start import Start
-from leased.state.records import RecordDamaged, decode_tombstone, encode_lease
+from leased.state.records import RecordDamaged, confirmed, decode_lease, decode_tombstone, encode_lease
 from leased.switches import Switches
 
 log = structlog.get_logger()
@@ -168,16 +168,17 @@ class Upkeep:
 
     def _confirm(self, ready: list[tuple[bytes, Hold]]) -> None:
         lessor = self.lessor
-        transaction = lessor.lane.transaction
+        transaction, leases = lessor.lane.transaction, lessor.leases.leases
         for key_hash, hold in ready:
-            record = lessor.stored(key_hash)
-            if record is None or record.generation != hold.generation or lessor.now.judged >= record.deadline:
+            raw = lessor.live_record(key_hash, hold.generation)
+            if raw is None:
                 lessor.lane.after(self._tell_unknown, hold, "ended")
             else:
-                flushed = record._replace(unflushed=False, previous_ttl=0.0, previous_deadline=0.0)
-                transaction.put(key_hash, encode_lease(flushed), db=lessor.leases.leases)
+                flushed = confirmed(raw)
+                transaction.put(key_hash, flushed, db=leases)
                 for held in hold.held:
-                    lessor.price(held.call, key_hash, flushed.holder, held.reply)
+                    if held.call.agent_lock:
+                        lessor.price(held.call, key_hash, decode_lease(flushed).holder, held.reply)
                 lessor.lane.after(lessor.confirmed, key_hash, flushed, hold)
             lessor.lane.after(lessor.holds.pop, key_hash)
 
@@ -197,8 +198,9 @@ class Upkeep:
     def _take_back(self, holds: list[tuple[bytes, Hold]], reason: str) -> None:
         for key_hash, hold in holds:
             if self.lessor.lane.run(self._undo, key_hash, hold) is Outcome.COMMITTED:
-                self._tell_unknown(hold, reason)
+                self._tell_unknown(hold, hold.failed or reason)
             else:  # cannot be undone now: it stays marked, nothing true is said about it, and it is tried again
+                hold.failed = hold.failed or reason
                 hold.bound = self.lessor.now.boot + RETRY_SECONDS
                 hold.number = NEVER
 

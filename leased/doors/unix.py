@@ -7,7 +7,6 @@ decided in the same batches, by the same instant after a pause of the loop, and 
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import socket
@@ -19,6 +18,7 @@ import structlog
 from leased import frames
 from leased.calls import Call
 from leased.config_keys import Limits
+from leased.doors.accepting import Accepting
 from leased.doors.callers import Callers, in_turn
 from leased.doors.http import REMOTE, HttpDoor
 from leased.doors.lines import LINGERING, AnyPeer, Line, http_peer, hung_up, overdue, tuned, turn_away
@@ -32,11 +32,9 @@ log = structlog.get_logger()
 LARGE_AT_ONCE: Final = 4  # answers of one turn that may be a page of `list`: milliseconds each, which all others wait
 READ_BYTES: Final = 64 * 1024
 CALLS_AT_ONCE: Final = 1024  # of one turn, over all connections: ten milliseconds or so that everybody waits
-ACCEPTED_AT_ONCE: Final = 64
 EVENTS_BESIDE_CLIENTS: Final = 256  # listeners and pidfds in one turn; every client has a place of its own
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 _HALF: Final = select.EPOLLRDHUP  # over TCP the end of what a client sends is the end of its waiting, PROTOCOL calls it EOF
-_FULL: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 Decide = Callable[[list[Call], float | None], None]
 HungUp = Callable[[AnyPeer], None]
 
@@ -52,8 +50,9 @@ class Switchboard:
         self._hung_up = hung_up
         self.proven: Callable[[RpcPeer, int], object] = lambda peer, descriptor: os.close(descriptor)
         self.known: Known = nobody_known
-        self._listeners: dict[int, socket.socket] = {}
+        self._accepting = Accepting(self.epoll)
         self._lines: dict[int, Line] = {}
+        self.overslept: Callable[[], float | None] = lambda: None  # how to judge what came while we lingered for too long
         self.http: HttpDoor | None = None
         self._callers = Callers(limits)
         self._others: dict[int, Callable[[], None]] = {}
@@ -64,8 +63,6 @@ class Switchboard:
         self._first = -1  # the descriptor the next turn begins with, when this one had no room left
         self._room = Room()
         self._unfinished: set[Line] = set()
-        self.paused = False
-        self._short = False  # of descriptors, since this was logged
         self.accepted = 0
         self.turned_away = 0
 
@@ -78,9 +75,7 @@ class Switchboard:
         return bool(self._backlog)
 
     def listen(self, listener: socket.socket) -> None:
-        listener.setblocking(False)
-        self._listeners[listener.fileno()] = listener
-        self.epoll.register(listener.fileno(), _IN)
+        self._accepting.listen(listener)
 
     def readable(self, descriptor: int, then: Callable[[], None]) -> None:
         """Call `then` in the turn that finds `descriptor` readable, until `forget`."""
@@ -96,18 +91,14 @@ class Switchboard:
     def turn(self, judged: float | None = None, wait: float = 0.0) -> bool:
         """Serve everything that is ready now, or within `wait` seconds.  True when something was done, so that another turn may find more."""
         events = self.epoll.poll(0.0 if self._backlog else wait, len(self._lines) + EVENTS_BESIDE_CLIENTS)
+        if wait and judged is None:
+            judged = self.overslept()
         batch: list[Call] = []
         ended: list[Line] = []
         calling: list[socket.socket] = []
         self._room.left = LARGE_AT_ONCE
         most = CALLS_AT_ONCE if judged is None else frames.EVERYTHING
-        if self._backlog:
-            backlog, self._backlog = list(self._backlog), {}
-            taken = 0
-            while taken < len(backlog) and len(batch) < most // 2:  # the other half is for whoever has just come
-                self._take(backlog[taken], batch)
-                taken += 1
-            self._backlog = dict.fromkeys(backlog[taken:]) | self._backlog  # whoever was not served comes first
+        served = self._serve_backlog(batch, most // 2) if self._backlog else ()  # the other half is for whoever has just come
         events, self._first = in_turn(events, self._first), -1
         if self._others:  # the dead first: what they held may be what the living ask for now
             for descriptor, _ in events:
@@ -117,8 +108,8 @@ class Switchboard:
         for descriptor, event in events:
             line = self._lines.get(descriptor)
             if line is None:
-                if descriptor in self._listeners:
-                    calling.append(self._listeners[descriptor])
+                if descriptor in self._accepting.listeners:
+                    calling.append(self._accepting.listeners[descriptor])
                 continue
             if event & _OUT:
                 self._send(line)
@@ -128,6 +119,8 @@ class Switchboard:
                     pass
                 ended.append(line)
             elif event & _IN and line not in self._backlog:
+                if line in served and judged is None:
+                    continue  # the next turn will: what is said about bad bytes must not overtake the answers due before
                 if len(batch) >= most:
                     self._first = descriptor if self._first < 0 else self._first
                 elif line.peer.full:
@@ -147,8 +140,20 @@ class Switchboard:
         if ended:
             self.flush()  # what they held has gone to others
         for listener in calling:  # last, so that whoever has gone has made room
-            self._accept(listener)
+            for connection in self._accepting.accept(listener):
+                self._admit(connection)
         return bool(events or batch)
+
+    def _serve_backlog(self, batch: list[Call], most: int) -> set[Line]:
+        """What was read in earlier turns.  Returns whose turn this was; whoever was not served comes first in the next."""
+        backlog, self._backlog = list(self._backlog), {}
+        served: set[Line] = set()
+        while len(served) < len(backlog) and len(batch) < most:
+            line = backlog[len(served)]
+            self._take(line, batch)
+            served.add(line)
+        self._backlog = dict.fromkeys(backlog[len(served) :]) | self._backlog
+        return served
 
     def _read(self, line: Line, batch: list[Call]) -> bool:
         """Read once and take what is complete.  False when nothing more will come from this client."""
@@ -269,22 +274,6 @@ class Switchboard:
 
     # ---- connections
 
-    def _accept(self, listener: socket.socket) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
-            try:
-                connection, _ = listener.accept()
-            except BlockingIOError:
-                if self._short:
-                    self._short = False
-                    log.info("accept.resumed")
-                return
-            except OSError as error:
-                if error.errno in _FULL:
-                    self._pause(error)
-                    return
-                continue  # this one client went away before it was accepted
-            self._admit(connection)
-
     def _admit(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         caller: Hashable
@@ -343,28 +332,11 @@ class Switchboard:
         self.epoll.unregister(descriptor)
         line.socket.close()
         peer.out = []
-        if self.paused:
-            self._resume()
-
-    def _pause(self, error: OSError) -> None:
-        """No descriptor left: clients wait in the backlog, where they lose nothing, until one is free or the next second."""
-        if not self.paused:
-            self.paused = True
-            if not self._short:
-                self._short = True
-                log.warning("accept.paused", error=error.strerror)
-            for descriptor in self._listeners:
-                self.epoll.unregister(descriptor)
-
-    def _resume(self) -> None:
-        self.paused = False
-        for descriptor in self._listeners:
-            self.epoll.register(descriptor, _IN)
+        self._accepting.resume()
 
     def each_second(self, now: float) -> None:
         """Close whoever has left a message unfinished too long; try accepting again."""
-        if self.paused:
-            self._resume()
+        self._accepting.resume()
         self._callers.each_second()
         for line in list(self._lines.values()):
             challenge = line.peer.challenged
@@ -385,11 +357,7 @@ class Switchboard:
         self.flush()
 
     def stop_listening(self) -> None:
-        for descriptor, listener in self._listeners.items():
-            if not self.paused:
-                self.epoll.unregister(descriptor)
-            listener.close()
-        self._listeners.clear()
+        self._accepting.stop()
 
     def close_all(self) -> None:
         """Everybody is told what is left to tell, as far as their sockets take it, and hung up on."""

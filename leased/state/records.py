@@ -24,6 +24,8 @@ _HEAD = struct.Struct(
     "<BBQddQddd16s16sHHH"
 )  # version flags generation ttl deadline sealed rid_until previous(2) proof rid lengths(3)
 _GLANCE = struct.Struct("<BBQdd")
+_PREVIOUS = struct.Struct("<dd")
+_PREVIOUS_AT: Final = struct.calcsize("<BBQddQd")
 _TOMBSTONE = struct.Struct(f"<B{KEY_HASH_BYTES}s{PROOF_BYTES}sd")
 _CRC = struct.Struct("<I")
 _RESIDUE: Final = 0x2144DF1C  # the CRC-32 of anything followed by its own CRC-32: no slice is needed to check one
@@ -111,11 +113,19 @@ def decode_lease(record: bytes) -> Lease:
     )
 
 
-def glance(raw: bytes, at: int = 0, sealed: int = 0) -> tuple[int, float] | None:
-    """(generation, ttl) of one lease record, None if it is damaged; `at`, `sealed` and what is raised as for `glances`."""
-    for _, _, generation, ttl, _ in glances(((b"", raw),), at, sealed):
-        return generation, ttl
+def glance(raw: bytes, at: int = 0, sealed: int = 0) -> tuple[int, float, float] | None:
+    """(generation, ttl, deadline) of one lease record, None if it is damaged; `at`, `sealed` and what is raised as for `glances`."""
+    for _, _, generation, ttl, deadline in glances(((b"", raw),), at, sealed):
+        return generation, ttl, deadline
     return None
+
+
+def confirmed(raw: bytes) -> bytes:
+    """A sound lease record without its mark `unflushed` and what a failed flush would have given back."""
+    body = bytearray(raw[:-4])
+    body[1] &= ~_UNFLUSHED
+    _PREVIOUS.pack_into(body, _PREVIOUS_AT, 0.0, 0.0)
+    return bytes(body) + _CRC.pack(crc32(body))
 
 
 def glances(rows: Iterable[tuple[bytes, bytes]], at: int = 0, sealed: int = 0) -> Iterator[tuple[bytes, bytes, int, float, float]]:

@@ -1,6 +1,6 @@
 """The MessagePack-RPC layer of pynvim, Neovim's Python client, on a real daemon.  Run by test_foreign_clients.py.
 
-Neovim's own greeting is left out: pynvim's `socket_session` opens with a notification meant for an editor.
+`socket_session` opens with a notification meant for an editor, in positional parameters: the daemon lets it pass.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pynvim.msgpack_rpc.async_session import AsyncSession
-from pynvim.msgpack_rpc.event_loop import EventLoop
-from pynvim.msgpack_rpc.msgpack_stream import MsgpackStream
-from pynvim.msgpack_rpc.session import Session
+from pynvim.msgpack_rpc import socket_session
 
 
 def connected() -> Any:
-    session = Session(AsyncSession(MsgpackStream(EventLoop("socket", os.environ["LEASED_SOCKET"]))))
+    session = socket_session(os.environ["LEASED_SOCKET"])
     session.error_wrapper = lambda error: RuntimeError(error)
     return session
 

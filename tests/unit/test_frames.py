@@ -208,7 +208,7 @@ def test_damage_is_refused(raw: bytes, text: str) -> None:
         [0, 1, None, []],
         [0, 1, 7, []],
         [2, "x"],
-        [2, b"x", []],
+        [2, b"x", {}],
         [2, 1, "x", []],
         [True, "x", []],
     ],
@@ -219,10 +219,28 @@ def test_wrong_envelopes_are_refused(message: Any) -> None:
     assert "message must be [0, msgid, method, params]" in error.text
 
 
-@pytest.mark.parametrize("params", [{}, None, 1, "a", [1], [None], [[]], ["k"], [{}, {}], [{}, 1], {"a": 1}])
-@pytest.mark.parametrize("head", [[0, 7, "lease"], [2, "lease"]])
-def test_params_of_another_shape_are_refused(head: list[Any], params: Any) -> None:
-    assert "params must be [map]" in refused(msgpack.packb([*head, params])).text
+OTHER_LISTS: list[Any] = [[1], [None], [[]], ["k"], [{}, {}], [{}, 1]]
+
+
+@pytest.mark.parametrize("params", [{}, None, 1, "a", {"a": 1}, *OTHER_LISTS])
+def test_params_of_another_shape_are_refused(params: Any) -> None:
+    assert "params must be [map]" in refused(msgpack.packb([0, 7, "lease", params])).text
+    if not isinstance(params, list):
+        assert "message must be" in refused(msgpack.packb([2, "lease", params])).text
+
+
+@pytest.mark.parametrize("params", [[], [{}], *OTHER_LISTS])
+def test_a_notification_for_another_kind_of_server_is_no_operation_and_no_fault(params: list[Any]) -> None:
+    stream = Requests()
+    stream.feed(msgpack.packb([2, b"nvim_set_client_info", params]) + msgpack.packb([0, 1, "info", []]))
+    assert stream.take() == [(None, "", {}), (1, "info", {})]
+
+
+@pytest.mark.parametrize("params", OTHER_LISTS)
+def test_a_notification_with_positional_parameters_is_not_taken_for_one_of_ours(params: list[Any]) -> None:
+    stream = Requests()
+    stream.feed(msgpack.packb([2, "watch", params]))
+    assert stream.take() == [(None, "", {})]
 
 
 def test_depth_is_counted_from_the_message_itself() -> None:

@@ -8,6 +8,7 @@ import pytest
 from worlds import World, volatile_state_fails, world
 
 from leased.model import LeaseRequest, RenewRequest
+from leased.upkeep import RETRY_SECONDS
 
 RID = b"r" * 22
 
@@ -87,6 +88,16 @@ def test_a_slow_flush_takes_the_grant_back_after_two_seconds_or_half_the_ttl(w: 
         assert (w.answers[call]["acquired"], w.answers[call]["reason"]) == (None, "ledger_slow")
         assert w.record() is None
         w.calm()
+
+
+def test_a_grant_that_cannot_be_taken_back_at_once_is_told_why_it_failed_not_that_the_disk_was_slow(w: World) -> None:
+    (call,) = w.decide(("A", LeaseRequest("k", "A", 40)))
+    with volatile_state_fails(w):
+        w.flush_fails()
+    assert call not in w.answers
+    w.pass_time(RETRY_SECONDS + 0.01)
+    assert (w.answers[call]["acquired"], w.answers[call]["reason"]) == (None, "store")
+    assert w.record() is None
 
 
 def test_a_grant_taken_back_has_forgotten_its_request_id(w: World) -> None:

@@ -10,6 +10,7 @@ from leased.errors import StateRefused
 from leased.model import Lease, Tombstone
 from leased.state.records import (
     RecordDamaged,
+    confirmed,
     decode_lease,
     decode_tombstone,
     encode_lease,
@@ -67,3 +68,9 @@ def test_the_fence_of_a_lease_is_not_in_its_record() -> None:
 def test_a_usual_record_is_as_small_as_the_map_is_sized_for() -> None:
     usual = Lease("local", "worker-0123456789abcdef", "nightly-build", 1, b"p" * 16, 60.0, 60.0, 0, b"r" * 16, 1, 60.0)
     assert len(encode_lease(usual)) <= 200
+
+
+def test_confirming_a_record_takes_its_mark_and_nothing_else() -> None:
+    marked = LEASE._replace(unflushed=True, previous_ttl=9.0, previous_deadline=1009.0)
+    assert decode_lease(confirmed(encode_lease(marked))) == LEASE._replace(previous_ttl=0.0, previous_deadline=0.0)
+    assert confirmed(encode_lease(marked)) == encode_lease(LEASE._replace(previous_ttl=0.0, previous_deadline=0.0))

@@ -22,7 +22,7 @@ from leased.config import Config
 from leased.config_keys import Limits
 from leased.daemon import Daemon
 from leased.doors.http import HttpDoor
-from leased.doors.rpc import nobody_known
+from leased.doors.rpc import MESSAGES_AT_ONCE, nobody_known
 from leased.doors.unix import Switchboard
 from leased.model import LeaseRequest
 from leased.opening import open_state
@@ -217,3 +217,16 @@ def test_a_first_mark_that_cannot_be_written_is_tried_again_and_ends_no_daemon(
     assert trio.run(live) is True
     assert len(tries) == 2
     assert (tmp_path / "state" / INITIALISED).exists()
+
+
+# ---- bad bytes that arrive while earlier requests wait for their turn
+
+
+def test_what_is_said_about_bad_bytes_does_not_overtake_the_answers_due_before(desk: Desk) -> None:
+    desk.say(*[("check", {"key": "k"})] * (MESSAGES_AT_ONCE + 9))
+    desk.board.turn()
+    desk.client.send(b"\xc1")  # in the turn that takes the nine
+    while desk.board.turn():
+        pass
+    told = desk.hear()
+    assert [message.msgid for message in told] == [*range(1, MESSAGES_AT_ONCE + 10), 0]
