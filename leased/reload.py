@@ -31,7 +31,7 @@ STANDS_ON: Final = frozenset(
 """Paths, sockets, the size of the map, and what the ledger says is waited out: only a start can change them."""
 
 ON_OR_OFF: Final = ("upstream.url", "x402.wallet_key_file")
-"""May change, but a start alone brings what was not there before, or takes it away."""
+"""May change, but a start alone brings what was not there before, or takes it away; until then their tables stay whole."""
 
 
 class Change(NamedTuple):
@@ -46,7 +46,9 @@ def change_to(old: Config, new: Config) -> Change:
     """Pure.  Keys that need a start keep their old value."""
     different = [name for name in KEYS if _value(old, name) != _value(new, name)]
     postponed = [name for name in different if name in STANDS_ON]
-    postponed += [name for name in ON_OR_OFF if name in different and None in {_value(old, name), _value(new, name)}]
+    for name in ON_OR_OFF:
+        if name in different and None in {_value(old, name), _value(new, name)}:
+            postponed += [each for each in different if each.partition(".")[0] == name.partition(".")[0]]
     kept = new
     for name in postponed:
         kept = _with(kept, name, _value(old, name))

@@ -8,8 +8,10 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +173,55 @@ def test_readme_names_what_waits_for_a_restart() -> None:
     stands, or_so = told.partition("wait for a\nrestart")[0], told.partition("wait for a\nrestart")[2]
     assert set(re.findall(r"`([a-z_.]+)`", stands.partition("stands on:")[2])) == STANDS_ON
     assert all(f"`{name}`" in or_so for name in ON_OR_OFF)
+
+
+class Upstream(ThreadingHTTPServer):
+    """Takes events from whoever brings the credential."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+        outer = self
+
+        class Answering(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["content-length"]))
+                code = 202 if self.headers.get("authorization") == "Bearer right" else 401
+                outer.asked.append((self.path, code))
+                self.send_response(code)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        super().__init__(("127.0.0.1", 0), Answering)
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+def test_shipping_goes_on_at_the_new_place_with_the_new_credential_at_once(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    credential = tmp_path / "credential"
+    credential.write_text("wrong\n")
+
+    def text(url: str, more: str = "") -> str:
+        return f'[billing]\nenabled = true\n[upstream]\nurl = "{url}"\ntoken_file = "{credential}"\n{more}'
+
+    with Upstream() as upstream:
+        port = upstream.server_address[1]
+        daemon = make_daemon(text("http://127.0.0.1:1/dead")).start()
+        with daemon.rpc() as rpc:
+            rpc.call("lease", key="k", holder="a")
+            assert rpc.call("lease", key="k", holder="b")["charge"]["amount"] == "0.002"
+            eventually(lambda: daemon.events("upstream.failed"))
+            assert reload(daemon, text(f"http://127.0.0.1:{port}/new"))["changed"] == ["upstream.url"]
+            eventually(lambda: ("/new", 401) in upstream.asked)
+            eventually(lambda: daemon.events("upstream.refused"))
+            credential.write_text("right\n")
+            reload(daemon, text(f"http://127.0.0.1:{port}/new"))
+            eventually(lambda: upstream.asked[-1] == ("/new", 202))
+            eventually(lambda: rpc.call("usage")["pending_upstream"] == 0)
+        line = reload(daemon, "[billing]\nenabled = true\n")
+        assert "upstream.url" in line["needs_restart"]
+    assert "right" not in daemon.logs() and "wrong" not in daemon.logs()

@@ -67,6 +67,12 @@ def test_shipping_is_changed_but_begun_or_ended_by_a_start_only() -> None:
         kept, changed, postponed = change_to(before, after)
         assert (kept.upstream.url, changed, postponed) == (before.upstream.url, [], ["upstream.url"])
     assert change_to(one, other) == (other, ["upstream.url"], [])
+    with_credential = config('[upstream]\nurl = "https://a.test/"\ntoken_file = "/t"\n')
+    kept, changed, postponed = change_to(with_credential, none)
+    assert (kept.upstream, changed) == (with_credential.upstream, []), (
+        "a daemon that still ships must not ship without its credential"
+    )
+    assert sorted(postponed) == ["upstream.token_file", "upstream.url"]
 
 
 def test_rules_for_ids_are_named_one_by_one() -> None:
@@ -250,3 +256,59 @@ def test_a_terminal_that_is_gone_is_known(ignored: bool, expected: list[bool]) -
         second = told.read(1)
     os.waitpid(child, 0)
     assert [first == b"1", second == b"1"] == expected
+
+
+# ---- shipping and paying
+
+
+class Paying(SimpleNamespace):
+    """A shipper with a payer, as far as a reload touches it."""
+
+
+@pytest.fixture
+def paying(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    daemon: Any = Recorded()
+    payer = SimpleNamespace(change=lambda caps, signer: daemon.told.append(("payer", caps.max_per_day, signer)))
+    daemon.shipper = Paying(
+        payer=payer,
+        change=lambda upstream, post: daemon.told.append(("shipper", upstream.url)),
+        hurry=lambda: daemon.told.append("hurry"),
+    )
+    daemon.clock = None
+    wallet = tmp_path / "key"
+    wallet.write_text("one")
+
+    class Wallet:
+        def __init__(self, file: Path) -> None:
+            if file.read_text() == "wrong":
+                raise ConfigError(f"x402.wallet_key_file: {file}: it does not hold a private key")
+            self.content = file.read_text()
+
+    monkeypatch.setattr("leased.wallet.Wallet", Wallet)
+    daemon.text = (
+        f'[upstream]\nurl = "https://a.test/"\n[x402]\nwallet_key_file = "{wallet}"\nnetworks = ["eip155:8453"]\n'
+        f'assets = ["0x{"a" * 40}"]\npayees = ["0x{"b" * 40}"]\nmax_per_batch = "1"\nmax_per_day = "5"\n'
+    )
+    daemon.config = config(daemon.text)
+    daemon.wallet = wallet
+    return daemon
+
+
+@pytest.mark.trio
+async def test_the_wallet_is_read_again_and_its_caps_change(paying: Any) -> None:
+    paying.wallet.write_text("two")
+    text = paying.text.replace('max_per_day = "5"', 'max_per_day = "2"')
+    assert await Reloader(paying, lambda: config(text), lambda _: None).reload() is True
+    (payer,) = [each for each in paying.told if each[0] == "payer"]
+    assert (payer[1], payer[2].content) == (2_000_000, "two")
+    assert "hurry" in paying.told and not [each for each in paying.told if each[0] == "shipper"], "the same upstream"
+
+
+@pytest.mark.trio
+async def test_a_wallet_that_cannot_be_read_keeps_everything(paying: Any) -> None:
+    paying.wallet.write_text("wrong")
+    text = paying.text.replace("https://a.test/", "https://b.test/") + "[limits]\nmax_connections = 2\n"
+    with structlog.testing.capture_logs() as lines:
+        assert await Reloader(paying, lambda: config(text), lambda _: None).reload() is False
+    assert paying.told == [] and paying.limits.max_connections == 1024
+    assert lines[0]["error"].endswith("it does not hold a private key")
