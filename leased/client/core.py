@@ -63,7 +63,8 @@ def _plain(octets: bytes) -> Answer | None:
     """The answer that `octets` is, if it is exactly one: a short one, no error, a map of at most 15 scalars and maps of scalars.
 
     None means "ask the strict decoder", never "bad".  That one costs a client most of its own time, and this one a sixth of it; what it
-    would refuse is read from the bytes and the types: fields counted by the map's header, so that a key said twice comes out fewer.
+    would refuse is read from the bytes and the types: fields are counted by the map's header, so that a key said twice comes out fewer.
+    (Said twice within a charge it passes, and the last counts.)
     """
     if len(octets) > _MAX_PLAIN_BYTES or octets[:2] != b"\x94\x01":
         return None

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from leased import model, rules, schema
+from leased.client.fake_switches import FakeSwitches
 from leased.clock import HostClock, rfc3339
 from leased.digests import SECRET_BYTES, Digests
 from leased.errors import PeerError
@@ -43,13 +44,6 @@ class Waiter(NamedTuple):
     until: float
 
 
-class Switch(NamedTuple):
-    due: float | None
-    agent_id: str | None
-    missed_wall: float
-    released: tuple[tuple[str, bytes, int], ...]
-
-
 class FakeState:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -60,7 +54,7 @@ class FakeState:
         self._bound: dict[str, Line] = {}
         self._spent: dict[bytes, tuple[str, str, float]] = {}
         self._waiters: list[Waiter] = []
-        self._switches: dict[str, Switch] = {}
+        self._switches = FakeSwitches()
         self.watchers: list[Line] = []
         try:
             self._boot_id = HostClock().boot_id()
@@ -104,16 +98,18 @@ class FakeState:
     def due(self) -> float | None:
         """When the next thing happens by itself."""
         moments = [lease.deadline for lease in self._leases.values()] + [waiter.until for waiter in self._waiters]
-        return min(moments + [switch.due for switch in self._switches.values() if switch.due is not None], default=None)
+        return min(moments + self._switches.due(), default=None)
 
     def tick(self) -> None:
         now = self._now()
         for key, lease in [*self._leases.items()]:
             if now >= lease.deadline:
                 self.end(key, "lapsed")
-        for scope, switch in [*self._switches.items()]:
-            if switch.due is not None and now >= switch.due:
-                self._miss(scope, switch)
+        for scope in self._switches.fallen(now):
+            held = self._of_scope(scope)
+            for key in held:
+                self.end(key, "switch_missed", "switch")
+            self._switches.missed(scope, self._instant().wall, [(key, self._key_hash(key), lease) for key, lease in held.items()])
         for waiter in [*self._waiters]:
             if now >= waiter.until and waiter in self._waiters:
                 self._waiters.remove(waiter)
@@ -215,27 +211,11 @@ class FakeState:
         return decision.reply
 
     def _heartbeat(self, line: Line, msgid: int, request: model.HeartbeatRequest) -> Reply:
-        before = self._switches.get(request.scope)
-        agent_id = request.agent_id if request.agent_id is not None else before.agent_id if before is not None else None
-        due = None if request.disarm or request.expect_within is None else self._now() + request.expect_within
-        base = before or Switch(None, None, 0.0, ())
-        switch = base._replace(due=due, agent_id=agent_id)
-        if switch.due is not None or switch.missed_wall:
-            self._switches[request.scope] = switch
-        else:
-            self._switches.pop(request.scope, None)
-        return {"scope": request.scope, **self._told(switch)}
+        return self._switches.heartbeat(request, self._instant())
 
     def _resume(self, line: Line, msgid: int, request: model.ResumeRequest) -> Reply:
-        held = sorted((lease.generation, key) for key, lease in self._leases.items() if lease.scope == request.scope)
-        switch = self._switches.get(request.scope)
-        told = None
-        if switch is not None:
-            released = [
-                {"key": key, "key_hash": key_hash.hex(), "generation": generation} for key, key_hash, generation in switch.released
-            ]
-            told = {**self._told(switch), "released": released}
-        leases = [self._listed(key) for _, key in held]
+        leases = [self._listed(key) for key in self._of_scope(request.scope)]
+        told = self._switches.told(request.scope, self._instant())
         return {"scope": request.scope, "empty": not leases and told is None, "leases": leases, "switch": told}
 
     def _watch(self, line: Line, msgid: int, request: model.WatchRequest) -> Reply:
@@ -314,26 +294,12 @@ class FakeState:
             self._bound[key] = line
         self._tell(change, key, lease, "")
 
+    def _of_scope(self, scope: str) -> dict[str, Lease]:
+        held = [(key, lease) for key, lease in self._leases.items() if lease.scope == scope]
+        return dict(sorted(held, key=lambda item: item[1].generation))
+
     def _listed(self, key: str) -> Reply:
         return rules.listed(self._leases[key], key, self._key_hash(key), self._instant())
-
-    def _told(self, switch: Switch) -> Reply:
-        now = self._instant()
-        remaining = None if switch.due is None else max(0.0, switch.due - now.boot)
-        return {
-            "armed": switch.due is not None,
-            "agent_id": switch.agent_id,
-            "due_at": None if remaining is None else rfc3339(now.wall + remaining),
-            "due_in_seconds": remaining,
-            "last_missed_at": rfc3339(switch.missed_wall) if switch.missed_wall else None,
-        }
-
-    def _miss(self, scope: str, switch: Switch) -> None:
-        held = sorted((lease.generation, key) for key, lease in self._leases.items() if lease.scope == scope)
-        for _, key in held:
-            self.end(key, "switch_missed", "switch")
-        released = tuple((key, self._key_hash(key), generation) for generation, key in held)
-        self._switches[scope] = switch._replace(due=None, missed_wall=self._instant().wall, released=released)
 
     def _tell(self, change: str, key: str, lease: Lease, reason: str) -> None:
         for line in self.watchers:

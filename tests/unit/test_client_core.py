@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import json
+import random
 import string
 from typing import Any
 
 import msgpack
 import pytest
 
-from leased.client import errors
+from leased.client import core, errors
 from leased.client.answers import Checked, Grant, Refusal, Released, Unknown, answer_to_lease
 from leased.client.core import SYSTEM_SOCKET, Conversation, draw_holder, draw_request_id, socket_path
+from leased.frames import Answer, Replies
 
 FENCE = "9007199254740993"
 GRANT = {
@@ -125,6 +127,65 @@ def test_a_result_that_is_no_map_is_a_fault() -> None:
     conversation.receive(answer(msgid, [1]))
     with pytest.raises(errors.ProtocolFault):
         conversation.answer(msgid)
+
+
+ODD_RESULTS: list[Any] = [
+    {**GRANT, "charge": {"amount": "0", "event_id": None}},
+    {"held": True, "list": [1]},
+    {"a": {"b": {"c": 1}}},
+    {"a": b"bytes"},
+    {b"a": 1},
+    {"a": msgpack.Timestamp(1)},
+    [1],
+    None,
+    {str(n): n for n in range(16)},
+    {"long": "x" * 2000},
+]
+
+
+@pytest.mark.parametrize("result", ODD_RESULTS)
+@pytest.mark.parametrize("msgid", [1, 127, 128, 255, 256, 65535, 65536, 2**32 - 1])
+def test_what_is_decoded_the_short_way_is_what_the_strict_way_decodes(result: Any, msgid: int) -> None:
+    octets = answer(msgid, result)
+    if result == ODD_RESULTS[0]:
+        assert core._plain(octets) == Answer(msgid, None, result)
+    else:
+        assert core._plain(octets) is None
+    assert core._plain(octets + octets) is None
+    assert core._plain(octets[:-1]) is None
+
+
+def test_no_damage_passes_the_short_way_that_the_strict_way_refuses() -> None:
+    """Bytes of a real answer, changed at random: whatever is accepted is accepted by both, and means the same."""
+    draw = random.Random(7)
+    whole = answer(5, {"acquired": True, "key": "k", "n": 1.5, "charge": {"amount": "0", "id": None}, "generation": 2**52})
+    accepted = 0
+    for _ in range(5000):
+        octets = bytearray(whole)
+        for _ in range(draw.randrange(1, 4)):
+            octets[draw.randrange(len(octets))] = draw.choice([draw.randrange(256), 0xC0, 0x81, 0x91, 0xA1, 0xC4, 0xD4, 0xDE])
+        plain = core._plain(bytes(octets))
+        if plain is not None:
+            accepted += 1
+            assert repr([plain]) == repr(strictly(bytes(octets)))
+    assert accepted > 500
+
+
+def test_keys_said_twice_are_left_to_the_strict_way() -> None:
+    twice = bytes(msgpack.packb((1, 1, None))) + b"\x82\xa1a\x01\xa1a\x02"
+    octets = b"\x94" + twice[1:]
+    assert msgpack.unpackb(octets) == [1, 1, None, {"a": 2}]
+    assert core._plain(octets) is None
+    conversation = Conversation()
+    conversation.ask("info", {})
+    conversation.receive(octets)
+    assert isinstance(conversation.fault, errors.ProtocolFault)
+
+
+def strictly(octets: bytes) -> list[Any]:
+    replies = Replies()
+    replies.feed(octets)
+    return replies.take()
 
 
 @pytest.mark.parametrize("value", ["\ud800", 2**64, object(), "x" * 70_000])
