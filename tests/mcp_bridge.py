@@ -16,11 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from daemons import environment
+from daemons import Rpc, environment
 
 PATIENCE_SECONDS = 60.0  # the SDK takes seconds to import, on a busy machine many
 MODERN = "2026-07-28"
 ENVELOPE = {"io.modelcontextprotocol/protocolVersion": MODERN, "io.modelcontextprotocol/clientCapabilities": {}}
+WAIT = {"wait_seconds": 120}
+BILLED = "[billing]\nenabled = true\n"
 COMMAND = [sys.executable, "-m", "leased.client.command", "mcp"]
 
 
@@ -30,6 +32,18 @@ def eventually(true: Callable[[], Any]) -> None:
     while not true():
         assert time.monotonic() < until, "it did not happen"
         time.sleep(0.01)
+
+
+def one_waits(rpc: Rpc, key: str) -> Callable[[], bool]:
+    return lambda: rpc.call("check", key=key)["waiting"] == 1
+
+
+def nobody_gets(rpc: Rpc, key: str, fence: str) -> None:
+    """The waiter is gone, and its key is free once the holder lets go."""
+    eventually(lambda: rpc.call("check", key=key)["waiting"] == 0)
+    rpc.call("release", key=key, fence=fence)
+    assert rpc.call("check", key=key)["held"] is False
+    assert rpc.call("usage")["refusals_billed"] == 0, "a wait that was given up is no refusal"
 
 
 class Bridge:

@@ -41,6 +41,8 @@ def serve(arguments: Arguments, out: Output) -> int:
     finally:
         gc.enable()
     if wanted is None:
+        if sys.stdin.isatty():
+            out.aside("speaking MCP with this terminal; a host starts this command by itself.  Ctrl-D ends it")
         return trio.run(_serve, arguments, bind, None)
     try:
         listening = listener(wanted)

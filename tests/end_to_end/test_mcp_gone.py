@@ -7,47 +7,26 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 from daemons import Daemon, MakeDaemon, Rpc, environment
-from mcp import Client as Host
-from mcp_bridge import COMMAND, MODERN, MODERN_HEADERS, Bridge, Web, eventually, handshake, modern
+from mcp_bridge import BILLED, COMMAND, WAIT, Bridge, eventually, handshake, nobody_gets, one_waits
 
 pytestmark = pytest.mark.slow
-WAIT = {"wait_seconds": 120}
 
 
 @pytest.fixture(scope="module")
 def served(make_shared_daemon: MakeDaemon) -> Daemon:
-    return make_shared_daemon().start()
+    return make_shared_daemon(BILLED).start()
 
 
 @pytest.fixture
 def rpc(served: Daemon) -> Iterator[Rpc]:
     with served.rpc() as connection:
         yield connection
-
-
-@pytest.fixture(scope="module")
-def http(served: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bridge]:
-    with Bridge(served.socket, tmp_path_factory.mktemp("http") / "log", "--http", "127.0.0.1:0") as bridge:
-        yield bridge
-        assert "Traceback" not in bridge.errors()
-
-
-def one_waits(rpc: Rpc, key: str) -> Callable[[], bool]:
-    return lambda: rpc.call("check", key=key)["waiting"] == 1
-
-
-def nobody_gets(rpc: Rpc, key: str, fence: str) -> None:
-    """The waiter is gone, and its key is free once the holder lets go."""
-    eventually(lambda: rpc.call("check", key=key)["waiting"] == 0)
-    rpc.call("release", key=key, fence=fence)
-    assert rpc.call("check", key=key)["held"] is False
 
 
 def test_a_wait_that_is_cancelled_over_stdio_and_the_calls_beside_it(served: Daemon, rpc: Rpc, tmp_path: Path) -> None:
@@ -67,35 +46,6 @@ def test_a_wait_that_is_cancelled_over_stdio_and_the_calls_beside_it(served: Dae
         assert bridge.process.wait(30) == 130, "a signal ends it though the host keeps its input open"
         nobody_gets(rpc, "b", fence)
         assert bridge.errors() == ""
-
-
-@pytest.mark.parametrize("era", ["session", "stateless"])
-def test_a_wait_whose_http_connection_closes(era: str, http: Bridge, rpc: Rpc) -> None:
-    key = f"closes {era}"
-    fence = rpc.call("lease", key=key, holder="x")["fence"]
-    web = Web(http.url)
-    body, headers = modern("lease", {"key": key, **WAIT})[0], {**MODERN_HEADERS, "Mcp_Name": "lease"}
-    if era == "session":
-        headers = {"Mcp_Session_Id": web.session("2025-11-25")[0], "MCP_Protocol_Version": "2025-11-25"}
-        body = {"id": 7, "method": "tools/call", "params": {"name": "lease", "arguments": {"key": key, **WAIT}}}
-    connection = web.open(body, **headers)
-    eventually(one_waits(rpc, key))
-    connection.close()
-    nobody_gets(rpc, key, fence)
-
-
-@pytest.mark.trio
-@pytest.mark.parametrize("era", ["legacy", MODERN])
-async def test_a_wait_that_the_sdks_client_gives_up(era: str, http: Bridge, rpc: Rpc) -> None:
-    key = f"given up {era}"
-    fence = rpc.call("lease", key=key, holder="x")["fence"]
-    async with Host(http.url, mode=era) as host:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(host.call_tool, "lease", {"key": key, **WAIT})
-            await trio.to_thread.run_sync(eventually, one_waits(rpc, key))
-            nursery.cancel_scope.cancel()
-        await trio.to_thread.run_sync(nobody_gets, rpc, key, fence)
-        assert (await host.call_tool("check", {"key": key})).structured_content["held"] is False  # type: ignore[index]
 
 
 HOST = """

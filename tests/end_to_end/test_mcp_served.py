@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemons import Daemon, MakeDaemon, environment
+import trio
+from daemons import Daemon, MakeDaemon, Rpc, environment
 from jsonschema import Draft202012Validator
 from mcp import Client as Host
 from mcp import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
-from mcp_bridge import COMMAND, ENVELOPE, MODERN, MODERN_HEADERS, Bridge, Web, eventually
+from mcp_bridge import COMMAND, ENVELOPE, MODERN, MODERN_HEADERS, WAIT, Bridge, Web, eventually, modern, nobody_gets, one_waits
 
 pytestmark = pytest.mark.slow
 HANDSHAKES = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
@@ -32,6 +33,12 @@ def http(served: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[B
     with Bridge(served.socket, tmp_path_factory.mktemp("http") / "log", "--http", "127.0.0.1:0") as bridge:
         yield bridge
         assert "Traceback" not in bridge.errors()
+
+
+@pytest.fixture
+def rpc(served: Daemon) -> Iterator[Rpc]:
+    with served.rpc() as connection:
+        yield connection
 
 
 @asynccontextmanager
@@ -169,6 +176,35 @@ def test_sessions_of_one_server_are_told_apart(http: Bridge) -> None:
 def test_web_pages_and_rebound_names_are_refused(era: dict[str, str], headers: dict[str, str], status: int, http: Bridge) -> None:
     body = {"id": 1, "method": "tools/call", "params": {"name": "check", "arguments": {"key": "k"}}}
     assert Web(http.url).post(body, **era, **headers)[0] == status
+
+
+@pytest.mark.parametrize("era", ["session", "stateless"])
+def test_a_wait_whose_http_connection_closes(era: str, http: Bridge, rpc: Rpc) -> None:
+    key = f"closes {era}"
+    fence = rpc.call("lease", key=key, holder="x")["fence"]
+    web = Web(http.url)
+    body, headers = modern("lease", {"key": key, **WAIT})[0], {**MODERN_HEADERS, "Mcp_Name": "lease"}
+    if era == "session":
+        headers = {"Mcp_Session_Id": web.session("2025-11-25")[0], "MCP_Protocol_Version": "2025-11-25"}
+        body = {"id": 7, "method": "tools/call", "params": {"name": "lease", "arguments": {"key": key, **WAIT}}}
+    connection = web.open(body, **headers)
+    eventually(one_waits(rpc, key))
+    connection.close()
+    nobody_gets(rpc, key, fence)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("era", ["legacy", MODERN])
+async def test_a_wait_that_the_sdks_client_gives_up(era: str, http: Bridge, rpc: Rpc) -> None:
+    key = f"given up {era}"
+    fence = rpc.call("lease", key=key, holder="x")["fence"]
+    async with Host(http.url, mode=era) as host:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host.call_tool, "lease", {"key": key, **WAIT})
+            await trio.to_thread.run_sync(eventually, one_waits(rpc, key))
+            nursery.cancel_scope.cancel()
+        await trio.to_thread.run_sync(nobody_gets, rpc, key, fence)
+        assert (await host.call_tool("check", {"key": key})).structured_content["held"] is False  # type: ignore[index]
 
 
 def test_a_door_that_wants_a_key_and_stops_when_it_is_told(served: Daemon, tmp_path: Path) -> None:

@@ -73,7 +73,11 @@ async def test_calls_share_one_line_and_its_answers_may_come_in_any_order(tmp_pa
         assert {asked.connection for asked in daemon.asked} == {1}
 
 
-async def test_one_that_waits_has_a_line_of_its_own_and_hangs_up_when_it_is_cancelled(tmp_path: Path) -> None:
+async def test_one_that_waits_has_a_line_of_its_own_and_hangs_up_when_it_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_daemon, "UNDO_SECONDS", 10 * PATIENCE_SECONDS)  # it does not wait for an answer first
+
     def waits(asked: Asked) -> Any:
         return SILENCE if asked.params.get("wait_seconds") else script(asked)
 
@@ -114,6 +118,27 @@ async def test_a_grant_that_had_arrived_when_its_asker_was_cancelled_is_released
                     reading.set()
         assert daemon.methods() == ["lease", "release"]
         assert daemon.asked[1].params == {"key": "k", "fence": "9007199254740993", "agent_key": "k3y"}
+
+
+@pytest.mark.parametrize("wait", [0, 30])
+async def test_a_grant_that_comes_in_the_moment_its_asker_is_cancelled_is_released(
+    wait: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = mcp_daemon.Line.answer
+    scope = trio.CancelScope()
+
+    async def answered(line: mcp_daemon.Line, msgid: int) -> dict[str, Any]:
+        reply = await answer(line, msgid)
+        scope.cancel()
+        return reply
+
+    monkeypatch.setattr(mcp_daemon.Line, "answer", answered)
+    with FakeDaemon(tmp_path / "s", script) as daemon:
+        async with lines_to(daemon.path) as lines:
+            with scope:
+                await lines.ask("lease", {**LEASE, "wait_seconds": wait})
+            assert scope.cancelled_caught
+        assert daemon.methods() == ["lease", "release"]
 
 
 @pytest.mark.parametrize(
