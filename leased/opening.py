@@ -61,6 +61,8 @@ def _prove(config: Config) -> None:
     a ledger that it cannot read is refused, a volatile state is discarded like one that LMDB cannot open."""
     data = config.state_dir / "data.mdb"
     if _written(data) and (said := probe(config.state_dir)):
+        if said.startswith(str(data)):  # a whole sentence already
+            raise StateRefused(said)
         raise StateRefused(f"{data} is damaged ({said}): run `leased fsck`, then restore a backup, or move the directory away")
     if _written(config.runtime_dir / "data.mdb") and (said := probe(config.runtime_dir)):
         _discard(config, said)

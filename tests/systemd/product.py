@@ -16,7 +16,7 @@ from lab import Lab
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ROOT / "systemd"
 HOME = "/opt/leased"
-WAIT_OUT_SECONDS = 8  # longer than an orderly reboot takes, on a busy machine too
+WAIT_OUT_SECONDS = 6  # longer than an orderly reboot takes, on a busy machine too
 CONFIG = f"wait_out_seconds = {WAIT_OUT_SECONDS}\n"
 COMMANDS = ("leased", "lease")
 USERS = """\

@@ -43,6 +43,7 @@ def refuses(lab: Lab) -> Iterator[Refuses]:
             line for line in lab.journal_entries(SERVICE, f"--after-cursor={mark}") if "daemon.refused_start" in line["MESSAGE"]
         ]
         assert [line["PRIORITY"] for line in lines] == ["3"] and why in lines[0]["MESSAGE"]
+        assert lines[0]["MESSAGE"].count(why) == 1, "it is said once"
         assert not any("Traceback" in line["MESSAGE"] for line in lab.journal_entries(SERVICE, f"--after-cursor={mark}"))
         assert lab.show("leased.socket", "SubState")["SubState"] == "listening", "the door stays"
         begun = time.monotonic()
