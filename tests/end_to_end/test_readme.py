@@ -92,14 +92,16 @@ def _free_port(named: str) -> int:
         return int(listener.getsockname()[1])
 
 
-@pytest.mark.parametrize("title", ["Sixty seconds", "The one thing to get right"])
+@pytest.mark.parametrize("title", ["Sixty seconds", "The one thing to get right", "The Python client"])
 def test_every_python_example_prints_what_is_printed_there(title: str, daemon: Daemon, tmp_path: Path) -> None:
-    (source,), (printed,) = (readme.blocks(readme.section(title), language) for language in ("python", "text"))
-    run = subprocess.run(
-        [sys.executable, "-c", source], env=readme.shell_environment(tmp_path) | {"LEASED_SOCKET": str(daemon.socket)},
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert (run.stdout, run.stderr, run.returncode) == (printed, "", 0)
+    sources, outputs = (readme.blocks(readme.section(title), language) for language in ("python", "text"))
+    assert sources
+    for source, printed in zip(sources, outputs, strict=True):
+        run = subprocess.run(
+            [sys.executable, "-c", source], env=readme.shell_environment(tmp_path) | {"LEASED_SOCKET": str(daemon.socket)},
+            cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (run.stdout, run.stderr, run.returncode) == (printed, "", 0)
 
 
 def test_files_and_sections_that_are_linked_exist() -> None:
