@@ -225,12 +225,22 @@ def test_bound_leases_end_with_the_bridge_and_outlive_a_restart_of_the_daemon(ma
         bridge.shake_hands()
         grant = bridge.call("lease", key="k", bind="connection", ttl_seconds=300)["structuredContent"]
         assert grant["holder"] == "the bridge"
+        with daemon.rpc() as rpc:
+            blocked = rpc.call("lease", key="z", holder="x", ttl_seconds=600)
+            through = bridge.send("tools/call", {"name": "lease", "arguments": {"key": "z", **WAIT}})
+            eventually(one_waits(rpc, "z"))
         daemon.kill()
         down = bridge.call("renew", key="k", fence=grant["fence"])
         assert down["isError"] and "no daemon answers at" in down["content"][0]["text"]
         daemon.start()
         assert bridge.call("renew", key="k", fence=grant["fence"])["structuredContent"]["renewed"] is True
         with daemon.rpc() as rpc:
+            eventually(one_waits(rpc, "z"))
+            rpc.call("release", key="z", fence=blocked["fence"])
+            message = bridge.receive()
+            assert message["id"] == through and message["result"]["structuredContent"]["acquired"] is True, (
+                "a wait outlives the daemon"
+            )
             blocker = rpc.call("lease", key="w", holder="x")
             asked = {"key": "w", "wait_seconds": 60, "bind": "connection", "ttl_seconds": 300}
             waiting = bridge.send("tools/call", {"name": "lease", "arguments": asked})
