@@ -127,9 +127,12 @@ def test_a_backup_by_root_is_restored_for_the_services_user(host: Lab) -> None:
     assert "Lost: every lease" in host.run("leased", "restore", "--no-holders", "/root/copy").stdout
     owners = host.run("find", "/var/lib/leased", "-printf", "%u:%g %m %f\n").stdout.splitlines()
     assert {line.split()[0] for line in owners} == {"leased:leased"} and {line.split()[1] for line in owners} == {"700", "600"}
+    host.run("rm", "-r", "/var/lib/leased")  # the disk died: what root's restore makes anew becomes the service's at its start
+    assert "Nothing was there before" in host.run("leased", "restore", "--no-holders", "/root/copy").stdout
     host.systemctl("start", "leased.socket")
     told = json.loads(host.run("lease", "acquire", "k", "--ttl", "5m", "--json", user="worker").stdout)
     assert told["acquired"] is True, "it starts on what root put there, and grants at once"
+    assert host.run("stat", "-c", "%U %a", "/var/lib/leased", "/var/lib/leased/data.mdb").stdout == "leased 700\nleased 600\n"
     assert host.run("leased", "fsck", check=False).returncode == 69
 
 
