@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from leased.client import diagnosis, wording
-from leased.client.core import socket_path
 from leased.client.diagnosis import FAIL, OK, WARN, Finding
 from leased.client.errors import DaemonUnreachable, LeasedClientError, OutcomeUnknown, PermissionDenied
 from leased.client.shell import EXIT_NO, EXIT_UNKNOWN, EXIT_YES, Arguments, Option, Output, Verb
@@ -21,6 +20,8 @@ _START: Final = "start it: `systemctl start leased.socket` where units are insta
 
 
 def doctor(arguments: Arguments, out: Output) -> int:
+    from leased.client.core import socket_path  # not before: a help page needs no messages
+
     socket = os.path.abspath(socket_path(arguments.text("--socket")))  # noqa: PTH100
     found = list(of_socket(socket))
     told: dict[str, Any] | None = None
