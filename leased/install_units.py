@@ -200,7 +200,7 @@ def _must_be_everybodys() -> None:
     """The service runs as a user of its own, in a sandbox without home directories.  Raises WrongUse for what it could not run."""
     import sysconfig
 
-    remedy = "/usr/bin/python3 -m venv /opt/leased && /opt/leased/bin/pip install leased; or take --user, for a daemon of your own"
+    remedy = "/usr/bin/python3 -m venv /opt/leased && /opt/leased/bin/pip install SOURCES; or take --user, for a daemon of your own"
     for path in (
         Path(sys.executable),
         Path(sys.executable).resolve(),
