@@ -361,7 +361,9 @@ class KeyJudge:
                 self._complain(
                     f"spent, while its own generation {grant.generation} is live (section 2: after a release or lapse)", call
                 )
-            if call.sent > grant.highest + grant.ttl + history.late_allowance + LATCH and not may_be_other:
+            longest = grant.ttl + history.late_allowance + LATCH
+            again = history.unclean_between(call.sent - longest, call.sent)  # each unclean start may give it its whole ttl once more
+            if call.sent > grant.highest + longest and not again and not may_be_other:
                 self._complain("spent past the grant's original deadline (section 2: remembered until then)", call)
             return
         if grant.live_at(call.by) and grant.presented_from >= call.by and not history.forgotten(grant, call.by):
