@@ -362,7 +362,9 @@ class KeyJudge:
                     f"spent, while its own generation {grant.generation} is live (section 2: after a release or lapse)", call
                 )
             longest = grant.ttl + history.late_allowance + LATCH
-            again = history.unclean_between(call.sent - longest, call.sent)  # each unclean start may give it its whole ttl once more
+            again = history.unclean_between(
+                grant.lowest, call.sent
+            )  # each may have given it its whole ttl once more, after a start no one saw
             if call.sent > grant.highest + longest and not again and not may_be_other:
                 self._complain("spent past the grant's original deadline (section 2: remembered until then)", call)
             return
