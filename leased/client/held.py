@@ -118,7 +118,7 @@ class HeldLease(KeptLease):
         before = self._time.now()
         try:
             answer = self._client.renew(grant, ttl=grant.ttl_seconds, timeout=min(self._client.timeout, self.deadline - before))
-        except LeasedClientError:
+        except Exception:  # of this library's making too: it is tried again, and the deadline judges
             answer = None
         with self._change:
             self._keeping.answered(answer, before, self._time.now())

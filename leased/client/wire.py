@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from leased.client.core import Conversation
 from leased.client.errors import ConnectionGone, DaemonUnreachable, LeasedClientError, OutcomeUnknown, PermissionDenied
-from leased.frames import proof
+from leased.frames import Event, proof
 
 if TYPE_CHECKING:
     from leased.client.host_time import HostTime
@@ -188,12 +188,13 @@ class Connection:
                     pass
 
     def _await(self, operation: str, msgid: int, deadline: float) -> dict[str, Any]:
+        conversation = self._conversation
         while True:
             with self._state:
-                if self._conversation.answered(msgid):
-                    return self._conversation.answer(msgid)
+                if conversation.answered(msgid):
+                    return conversation.answer(msgid)
                 if self._gone is not None:
-                    raise self._conversation.ended(self._gone)
+                    raise conversation.ended(self._gone)
                 lead = not self._reading
                 if lead:
                     self._reading = True
@@ -205,7 +206,7 @@ class Connection:
             else:
                 left = max(0.0, deadline - time.monotonic())
                 in_time = gate.acquire(timeout=min(left, _SLICE_SECONDS)) or left > _SLICE_SECONDS
-            if not in_time and not self._conversation.answered(msgid):
+            if not in_time and not conversation.answered(msgid):
                 raise OutcomeUnknown(operation, "the daemon did not answer in time")
 
     def _read(self, deadline: float) -> bool:
@@ -216,15 +217,12 @@ class Connection:
             octets = self._stream.recv(_PLAIN_READ_BYTES)  # waits for a slice at most
             with self._state:
                 answered, events = self._conversation.receive(octets)
-                for msgid in answered:
-                    if msgid in self._gates:
-                        _open(self._gates[msgid])
-            for event in events:
-                if (
-                    event.method == "prove"
-                ):  # before Linux 6.5: the daemon asks which process this is, the kernel signs what we send
-                    with self._sending:
-                        self._send(proof(event.params.get("nonce")), deadline)
+                if self._gates:
+                    for msgid in answered:
+                        if msgid in self._gates:
+                            _open(self._gates[msgid])
+            if events:
+                self._prove(events, deadline)
             if not octets or self._conversation.fault is not None:
                 self.close("the daemon closed the connection")
         except BlockingIOError:
@@ -237,6 +235,13 @@ class Connection:
                 if self._gone is not None:
                     self._stream.close()
         return True
+
+    def _prove(self, events: list[Event], deadline: float) -> None:
+        """Before Linux 6.5 the daemon asks which process this is: the kernel signs what we send."""
+        for event in events:
+            if event.method == "prove":
+                with self._sending:
+                    self._send(proof(event.params.get("nonce")), deadline)
 
     def _pass_on(self) -> None:
         """Wakes one of those who wait, to read on; one that is woken for nothing waits again."""

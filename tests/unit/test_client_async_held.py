@@ -286,6 +286,22 @@ def test_whoever_cancels_the_keepers_cancels_the_block() -> None:
 
 
 @under_both
+async def test_a_fault_of_the_keeper_s_own_ends_the_block_too(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeLeased()
+    client = fake.async_client()
+
+    async def renew(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(client, "renew", renew)
+    with pytest.raises(LeaseLost, match="its renewals failed: ZeroDivisionError"):
+        async with client.lease("k", ttl=30):
+            await fake.sleep(11)
+            await loop.for_ever()
+    assert (await client.check("k")).held is False
+
+
+@under_both
 async def test_failing_renewals_are_tried_again_until_one_succeeds(loop: Loop) -> None:
     fake = FakeLeased()
     async with fake.async_client().lease("k", ttl=30) as lease:

@@ -256,6 +256,44 @@ def test_a_lease_is_inert_in_a_forked_child(path: Path, host_time: FakeTime) -> 
         assert daemon.methods() == ["lease", "renew", "release"]
 
 
+def test_where_no_thread_can_be_started_nothing_stays_held(
+    path: Path, host_time: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with FakeDaemon(path, Holding()) as daemon, Client(path, host_time=host_time) as client:
+        monkeypatch.setattr("leased.client.held.threading.Thread.start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start new thread"), client.lease("k", ttl=30):
+            pytest.fail("entered")
+        monkeypatch.undo()
+        assert daemon.methods() == ["lease", "release"]
+
+
+def test_a_renewal_that_fails_for_any_reason_is_judged_by_the_deadline(
+    path: Path, host_time: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = threading.Event()
+
+    def renew(*_: object, **__: object) -> None:
+        tried.set()
+        raise ZeroDivisionError
+
+    with (
+        FakeDaemon(path, Holding()),
+        Client(path, host_time=host_time) as client,
+        pytest.raises(LeaseLost, match="before its deadline"),
+        client.lease("k", ttl=30) as lease,
+    ):
+        monkeypatch.setattr(client, "renew", renew)
+        host_time.advance(10)
+        assert tried.wait(5)
+        assert not lease.lost
+        host_time.advance(20)
+        assert lease.lost
+        renewer_of(lease).join(5)
+
+
 def test_no_repr_shows_the_fence(path: Path, host_time: FakeTime) -> None:
     with FakeDaemon(path, Holding()), Client(path, host_time=host_time) as client, client.lease("k", ttl=30) as lease:
         assert FENCE not in repr(lease) + repr(client) + repr(vars(lease)) + repr(vars(client))
