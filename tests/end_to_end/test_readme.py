@@ -22,6 +22,7 @@ from leased import errors, exits, frames, log, metrics, rules
 from leased.__main__ import _parser as leased_parser
 from leased.agents import WRONG_KEYS_AT_ONCE, WRONG_KEYS_EACH_SECOND
 from leased.client import command, shell
+from leased.client.async_held import RELEASE_SECONDS
 from leased.config import describe, parse
 from leased.config_keys import KEYS
 from leased.config_values import Wrong
@@ -213,6 +214,7 @@ def test_the_bounds_named_are_those_of_the_code() -> None:
         (f"Within {MAX_PROOF_SECONDS:g} s", "On the wire"),
         (f"at most {MAX_TOLD:,}", "Replies"),
         (f"at most {MAX_TOLD:,} leases are told", "Waiting, binding, switches, watching"),
+        (f"at most {RELEASE_SECONDS:g} s, and only where the daemon", "The Python client"),
         (f"{spent // 60 // 100 * 100:,} early releases", "What is promised, and where it ends"),
         (f"for {IDLE_SECONDS:g} s without a request", "HTTP"),
         (f"to {MAX_AHEAD} pipelined", "HTTP"),
