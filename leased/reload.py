@@ -136,6 +136,7 @@ class Reloader:
         """Nothing here can fail, and no decision falls in between."""
         daemon, config = self._daemon, ready.change.config
         daemon.limits.become(config.limits)
+        daemon.board.relimit()
         daemon.policy.become(ready.policy)
         daemon.switches.max_per_namespace = config.limits.max_switches_per_namespace
         daemon.watchers.max_per_uid = config.limits.max_watchers_per_uid

@@ -41,6 +41,13 @@ class Callers:
         """One more connection.  Returns what its requests are counted against, if they are bounded."""
         self._total += 1
         self._connections[caller] = self._connections.get(caller, 0) + 1
+        return self.allowance(caller)
+
+    def change(self) -> None:
+        """Another limit of requests: everybody's second begins anew."""
+        self._allowances.clear()
+
+    def allowance(self, caller: Hashable) -> Allowance | None:
         each_second = self._limits.requests_per_second_per_uid
         if not each_second:
             return None

@@ -93,6 +93,8 @@ class Switchboard:
         events = self.epoll.poll(0.0 if self._backlog else wait, len(self._lines) + EVENTS_BESIDE_CLIENTS)
         if wait and judged is None:
             judged = self.overslept()
+            if judged is not None:  # SIGCONT interrupts a poll, whose time is then up: it has told of nothing
+                events = self.epoll.poll(0.0, len(self._lines) + EVENTS_BESIDE_CLIENTS)
         batch: list[Call] = []
         ended: list[Line] = []
         calling: list[socket.socket] = []
@@ -308,6 +310,12 @@ class Switchboard:
         if identity is REMOTE and self.http is not None:
             line.first = False
             self._speak_http(line, self.http)
+
+    def relimit(self) -> None:
+        """The limits in force have changed: what each connection holds of them is made anew."""
+        self._callers.change()
+        for line in self._lines.values():
+            line.peer.allowance = self._callers.allowance(line.caller)
 
     def _speak_http(self, line: Line, door: HttpDoor) -> AnyPeer:
         del self._line_of[line.peer]

@@ -67,6 +67,21 @@ def test_limits_prices_and_levels_change_while_leases_stay(make_daemon: MakeDaem
             assert three.error("watch", key="k").code == "rate_limited"
 
 
+def test_a_bound_of_requests_counts_for_who_is_connected_too(daemon: Daemon) -> None:
+    with daemon.rpc() as rpc:
+        reload(daemon, "[limits]\nrequests_per_second_per_uid = 1\n")
+        answers = [rpc.post("check", key="k") for _ in range(5)]
+        refused = 0
+        for msgid in answers:
+            try:
+                rpc.answer(msgid)
+            except RpcError as error:
+                refused += error.code == "rate_limited"
+        assert refused >= 3
+        reload(daemon, "")
+        assert all(rpc.call("check", key="k")["held"] is False for _ in range(20))
+
+
 def test_a_wrong_file_changes_nothing_and_says_what_is_wrong(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon("[limits]\nmax_watchers_per_uid = 3\n").start()
     for wrong, said in (

@@ -320,4 +320,4 @@ def newer_lease(directory: Path) -> None:
 def test_a_state_of_a_later_version_is_refused_and_left_as_it_is(daemon: Served, newer: Callable[[Path], None]) -> None:
     prepared(daemon, LONG)
     newer(daemon.state_dir)
-    refused_for_good(daemon, "version", "ledger" if newer is not newer_format else "format 2")
+    refused_for_good(daemon, "version", "meta record" if newer is newer_meta else "format 2" if newer is newer_format else "ledger")

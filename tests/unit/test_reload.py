@@ -154,6 +154,7 @@ class Recorded:
         self.views = object.__new__(Views)
         self.billing = SimpleNamespace(change=lambda tariff, **bounds: self.told.append((tariff, bounds)))
         self.shipper = None
+        self.board = SimpleNamespace(relimit=lambda: None)
         self.told: list[Any] = []
 
 
