@@ -44,7 +44,12 @@ class Run:
 
     def to_the_end(self, command: list[str], signals: list[signal.Signals], mask: set[int]) -> int:
         """The exit code.  `signals` are passed on; they and those of job control are blocked, `mask` is what was blocked before."""
-        self._guardian = guardian.spawn(self._board, command, self._environment(), self._terms, mask, self._release)
+        try:
+            self._guardian = guardian.spawn(self._board, command, self._environment(), self._terms, mask, self._release)
+        except OSError as wrong:  # no room for another process
+            self._release()
+            self._out.aside(f"cannot run {wording.shown(command[0])}: {wrong.strerror}")
+            return guardian.EXIT_CANNOT_RUN
         renewer = threading.Thread(target=self._renew, name=f"leased-renewer-{self._grant.generation}", daemon=True)
         renewer.start()
         code = self._follow(set(signals))
@@ -86,7 +91,7 @@ class Run:
             if self._lost():
                 os.kill(self._guardian, WAKE)
                 self._tell_loss()
-            if not self._may_run():  # the guardian has been at it for a second, unless somebody stopped it
+            if child and not self._may_run():  # the guardian has been at it for a second, unless somebody stopped it
                 family.signal_all(self._guardian, child, signal.SIGKILL)
             if self._board.stopped:
                 self._join_stop(child)
@@ -104,16 +109,17 @@ class Run:
     def _end_without_guardian(self) -> int:
         """Somebody killed it.  The kernel killed the command; its orphans are this process's now, and go too."""
         child = int(self._board.child)
-        status = 0
+        code = 128 + signal.SIGKILL
         if child:
             own = os.getpid()
-            family.signal_all(own, child, signal.SIGKILL)
-            _, status = os.waitpid(child, 0)
             while family.descendants(own):
                 family.signal_all(own, child, signal.SIGKILL)
+                family.reap_adopted(child)
                 signal.sigtimedwait({signal.SIGCHLD}, 0.05)
+            ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            code = ended if ended >= 0 else 128 - ended
         self._out.aside("the process that guards the command was killed, and the command with it")
-        return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + (os.WTERMSIG(status) or signal.SIGKILL)
+        return code
 
     def _join_stop(self, child: int) -> None:
         number = int(self._board.stopped)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemons import Daemon, MakeDaemon
+from daemons import Daemon, MakeDaemon, environment
 from lease_runs import boot, ended, marked, start, tree, until
 
 CAUGHT = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
@@ -87,12 +87,16 @@ def ended_after(run: subprocess.Popen[str], said: str) -> tuple[int, str, str]:
     return run.returncode, out, err
 
 
-def test_standard_input_passes_through_and_signals_are_as_a_command_expects_them(daemon: Daemon, key: str) -> None:
-    run = start(daemon, key, "--", "sh", "-c", "cat; grep -E 'Sig(Blk|Ign|Cgt)' /proc/self/status", stdin=subprocess.PIPE)
-    plain = subprocess.Popen(
-        ["grep", "-E", "Sig(Blk|Ign|Cgt)", "/proc/self/status"], stdout=subprocess.PIPE, text=True, restore_signals=True
-    )
-    assert ended_after(run, "one\ntwo\n") == (0, "one\ntwo\n" + plain.communicate()[0], "")
+def test_standard_input_passes_through(daemon: Daemon, key: str) -> None:
+    run = start(daemon, key, "--", "cat", stdin=subprocess.PIPE)
+    assert ended_after(run, "one\ntwo\n") == (0, "one\ntwo\n", "")
+
+
+def test_signals_are_as_a_command_expects_them(daemon: Daemon, key: str) -> None:
+    """No shell between: some unblock everything when they start."""
+    shows = ("grep", "-E", "Sig(Blk|Ign|Cgt)", "/proc/self/status")
+    plain = subprocess.run(shows, stdout=subprocess.PIPE, text=True, restore_signals=True, check=True)
+    assert ended(start(daemon, key, "--", *shows)) == (0, plain.stdout, "")
 
 
 @pytest.mark.parametrize(
@@ -324,7 +328,7 @@ def revoke(daemon: Daemon, key: str) -> None:
 
 def test_a_revoked_lease_ends_the_command_by_term_and_then_by_kill(daemon: Daemon, key: str, mark: str) -> None:
     polite = "trap 'echo told; exit 3' TERM; (trap '' TERM; exec sleep 300) & echo ready; while :; do sleep 0.05; done"
-    run = start(daemon, key, "--ttl", "1", "--kill-after", "0.3", "--", "sh", "-c", polite, MARK=mark)
+    run = start(daemon, key, "--ttl", "3", "--kill-after", "1", "--", "sh", "-c", polite, MARK=mark)
     ready(run)
     revoke(daemon, key)
     code, out, err = ended(run)
@@ -390,3 +394,17 @@ def test_bound_to_the_process_the_lease_ends_with_it(daemon: Daemon, key: str) -
     run.kill()
     until(lambda: not held(daemon, key))
     ended(run)
+
+
+def test_without_room_for_a_process_nothing_runs_and_nothing_is_held(daemon: Daemon, key: str) -> None:
+    code = (
+        "import os, sys\n"
+        "def full(): raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
+        "os.fork = full\n"
+        "from leased.client.command import main\n"
+        f"sys.exit(main(['run', {key!r}, '--', 'echo', 'ran']))"
+    )
+    own = environment() | {"LEASED_SOCKET": str(daemon.socket)}
+    run = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (126, "", "lease: cannot run echo: Resource temporarily unavailable\n")
+    assert not held(daemon, key)
