@@ -61,7 +61,7 @@ class AsyncClient(AsyncCaller):
                 grant = answer
                 return questions.dated(grant) or questions.dated_by(grant, await self.renew(grant))
             return answer
-        except Exception:
+        except (Exception, GeneratorExit):  # the latter: a coroutine that is thrown away may wait for nothing more
             raise
         except BaseException:
             if fence is None:

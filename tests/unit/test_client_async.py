@@ -256,6 +256,33 @@ async def test_what_was_granted_to_a_call_that_is_cancelled_is_given_back(loop: 
     assert (await client.check("k")).held is False
 
 
+def test_a_call_that_is_thrown_away_waits_for_nothing_more() -> None:
+    async def main() -> None:
+        fake = FakeLeased()
+        fake.hold("k")
+        call = fake.async_client().try_acquire("k", wait=10)
+        call.send(None)
+        call.close()
+        assert len(fake.calls) == 2
+
+    asyncio.run(main())
+
+
+@under_both
+async def test_a_renewal_that_is_cancelled_is_not_given_back(loop: Loop) -> None:
+    fake = FakeLeased()
+    client = fake.async_client("me")
+    grant = await client.try_acquire("k")
+    assert isinstance(grant, Grant)
+    with fake.unanswered("lease"):
+
+        async def asked_again() -> None:
+            await until(lambda: len(fake.calls) == 2, loop)
+
+        assert await loop.cancelled(lambda: client.try_acquire("k", fence=grant.fence), asked_again)
+    assert (await client.check("k", grant.generation)).current
+
+
 @under_both
 async def test_requests_larger_than_the_socket_takes_go_out_whole(loop: Loop, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
