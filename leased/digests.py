@@ -31,15 +31,13 @@ class Digests:
         self._scope = hashlib.blake2b(key=secret, digest_size=KEY_HASH_BYTES, person=b"leased scope")
         self._agent = hashlib.blake2b(key=secret, digest_size=AGENT_BYTES, person=b"leased agent")
         self._namespaces: dict[str, hashlib.blake2b] = {}
+        self._rids: dict[str, hashlib.blake2b] = {}
+        self._holders: dict[str, hashlib.blake2b] = {}
 
     def key_hash(self, namespace: str, key: str) -> bytes:
         """The KEY_HASH_BYTES that stand for (namespace, key) everywhere; the length prefix keeps ("a", "bc") from ("ab", "c")."""
         state = self._namespaces.get(namespace)
-        if state is None:
-            if len(self._namespaces) >= _MAX_CACHED_NAMESPACES:
-                self._namespaces.clear()
-            state = self._namespaces[namespace] = _prefixed(self._key, namespace)
-        digest = state.copy()
+        digest = (_cached(self._namespaces, self._key, namespace) if state is None else state).copy()
         digest.update(key.encode())
         return digest.digest()
 
@@ -51,7 +49,8 @@ class Digests:
 
     def rid(self, namespace: str, request_id: bytes) -> tuple[bytes, int]:
         """(name, mask) of a request id: the name finds the attempt, the mask unseals the fence it was answered with."""
-        digest = _prefixed(self._rid, namespace)
+        state = self._rids.get(namespace)
+        digest = (_cached(self._rids, self._rid, namespace) if state is None else state).copy()
         digest.update(request_id)
         both = digest.digest()
         return both[:RID_BYTES], int.from_bytes(both[RID_BYTES:], "big")
@@ -70,7 +69,8 @@ class Digests:
         return digest.digest()
 
     def holder_hash(self, namespace: str, holder: str) -> bytes:
-        digest = _prefixed(self._holder, namespace)
+        state = self._holders.get(namespace)
+        digest = (_cached(self._holders, self._holder, namespace) if state is None else state).copy()
         digest.update(holder.encode())
         return digest.digest()
 
@@ -79,6 +79,13 @@ class Digests:
         digest = self._agent.copy()
         digest.update(secret.encode())
         return digest.digest()
+
+
+def _cached(states: dict[str, hashlib.blake2b], state: hashlib.blake2b, namespace: str) -> hashlib.blake2b:
+    if len(states) >= _MAX_CACHED_NAMESPACES:
+        states.clear()
+    states[namespace] = prefixed = _prefixed(state, namespace)
+    return prefixed
 
 
 def _prefixed(state: hashlib.blake2b, namespace: str) -> hashlib.blake2b:
