@@ -64,6 +64,7 @@ def take_over(leases: Leases, ledger: Ledger, *, wait_out: float, boot: float, b
     meta = found.meta._replace(boot_id=boot_id, wait_out=found.wait_out, no_grant_before=found.no_grant_before if waiting else 0.0)
     last = _store(leases, ledger, found, meta, boot, theirs)
     first, known = _missing(leases, ledger, in_force, boot)
+    first += _forgotten_switches(leases, ledger)
     if theirs is None:
         base = LedgerMeta(meta.install_id, meta.secret, last, meta.incarnation, boot_id, meta.start, found.wait_out)
         first.insert(0, ("new", base))
@@ -269,6 +270,14 @@ def _missing(leases: Leases, ledger: Ledger, wait_out: float, boot: float) -> tu
             _put_if_long(ops, row, wait_out, boot)
             row = next(rows, None)
     return ops, known
+
+
+def _forgotten_switches(leases: Leases, ledger: Ledger) -> list[Op]:
+    """Deletes of the switches only the ledger has: disarmed, and the daemon ended before it had told the ledger.  Those in `leases` are written
+    anew by whoever loads them; of these nobody else knows, and the next power cut would arm them again."""
+    with leases.environment.begin() as ours, ledger.environment.begin() as theirs:
+        keys = [bytes(key) for key in theirs.cursor(db=ledger.switches).iternext(values=False)]
+        return [("switch", key, None) for key in keys if ours.get(key, db=leases.switches) is None]
 
 
 def _put_if_long(ops: list[Op], row: tuple[bytes, bytes, int, float, float], wait_out: float, boot: float) -> None:

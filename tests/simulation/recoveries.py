@@ -113,7 +113,7 @@ class Recoveries:
             )  # what remains is written before the last flush, and counts from the start
             if not wanted - 2 <= deadline <= wanted + 2 + drained:
                 referee.complain(f"{_named(lease)} comes back until {deadline / SECOND}, not {wanted / SECOND} (promise 4)")
-        elif lease is standing and deadline < min(lease.deadline, referee.now + lease.ttl):
+        elif lease is standing and deadline < self._earliest(lease):
             referee.complain(f"{_named(lease)} comes back until {deadline / SECOND}, ending early (promise 4)")
         if deadline <= referee.now:
             return
@@ -125,6 +125,13 @@ class Recoveries:
         request = referee.request_of.get(id(lease))
         if request is not None:  # remembered until its original deadline, as far as that is known still
             referee.attempts[request] = Attempt(lease, nanoseconds(record.rid_until + world.clock.booted))
+
+    def _earliest(self, lease: Lease) -> int:
+        """How soon a lease that comes back may lapse: at the deadline it had, or after its whole ttl.  While a renewal of it was told nobody
+        yet, both as it is and as it was before are lawful (section 2: the outcome is not known)."""
+        stands = (lease.ttl, lease.deadline)
+        known = {stands, self.referee.before.get(lease.numbers.generation or 0, stands)}
+        return min(min(deadline, self.referee.now + ttl) for ttl, deadline in known)
 
     def _process_kept(self, lease: Lease) -> bool:
         return any(name.endswith(f".{lease.numbers.generation}") for name in self.referee.world.keeper.kept)
