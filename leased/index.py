@@ -45,15 +45,16 @@ class Index:
         scopes: dict[tuple[bytes, bytes], dict[int, bytes]] = {}
         unflushed: list[bytes] = []
         due, due_of, rids = self._due, self._due_of, self.rids
-        names = iter(known)
-        name = next(names, None)
+        names = iter(known.items())
+        end: tuple[bytes | None, tuple[int, float]] = (None, (0, 0.0))
+        name, (standing, _) = next(names, end)
         for key_hash, generation, deadline, namespace, scope, rid, marked in rows:
             while name is not None and name < key_hash:
-                name = next(names, None)
-            if name == key_hash and name is not None:
+                name, (standing, _) = next(names, end)
+            if name is not None and name == key_hash:
                 key_hash = name
-                if known[name][0] == generation:
-                    generation = known[name][0]
+                if standing == generation:
+                    generation = standing
             due.append((deadline, key_hash))
             due_of[key_hash] = deadline
             space = spaces.get(namespace)
