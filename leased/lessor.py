@@ -276,8 +276,8 @@ class Lessor(Holdings):
             self.lane.after(self.queues.remove, waiter)
             self.lane.after(self.answer_unknown, waiter.call, unknown)
             return
+        self.store_last()  # whoever got the key: it may be another than this waiter
         if waiter.taken:
-            self.store_last()
             return
         self.lane.after(self.queues.remove, waiter)
         request, ask = waiter.request, waiter.ask

@@ -56,23 +56,27 @@ def _one_key(
     ends: float,
     gaps: bool,
 ) -> Iterator[str]:
-    at = 0
+    # How much of what was due may be behind what came: more than one answer, for a renewal that was taken back looks like the next, which stood.
+    reached = {0}
     for type, generation in came:
-        start = at
-        while at < len(expected) and (expected[at].type, expected[at].generation) != (type, generation):
-            if not expected[at].optional and not gaps:
-                break
-            at += 1
-        if at < len(expected) and (expected[at].type, expected[at].generation) == (type, generation):
-            at += 1
-            continue
-        if type in ("granted", "renewed") and (type, generation) in earlier:
-            at = start  # decided before the watch began, flushed and told after
-            continue
-        yield f"{type} {generation} of {place} is told where {[(each.type, each.generation) for each in expected[start : start + 3]]} was due"
-        return
-    if not gaps:
-        missing = [(each.type, each.generation) for each in expected[at:] if not each.optional and each.certain_at < ends]
-        missing = missing if ends > -NEVER else []
+        before, reached = reached, set()
+        for start in before:
+            at = start
+            while at < len(expected):
+                if (expected[at].type, expected[at].generation) == (type, generation):
+                    reached.add(at + 1)
+                if not expected[at].optional and not gaps:
+                    break
+                at += 1
+            if type in ("granted", "renewed") and (type, generation) in earlier:
+                reached.add(start)  # decided before the watch began, flushed and told after
+        if not reached:
+            due = [(each.type, each.generation) for each in expected[min(before) : min(before) + 3]]
+            yield f"{type} {generation} of {place} is told where {due} was due"
+            return
+    if not gaps and ends > -NEVER:
+        missing = [
+            (each.type, each.generation) for each in expected[max(reached) :] if not each.optional and each.certain_at < ends
+        ]
         if missing:
             yield f"{missing} of {place} are not told (section 2: never silence)"

@@ -74,7 +74,7 @@ def hooked(world: Any) -> None:
         "_undone": undone,
         "moved": moved,
     }
-    ours = set(told_of.values()) | {referee.decided, referee.wait_ends, notices.missed, notices.bind_ends}
+    ours = set(told_of.values()) | {referee.decided, referee.looked_at, referee.wait_ends, notices.missed, notices.bind_ends}
 
     def after(consequence: Callable[..., object], *arguments: Any) -> None:
         name = getattr(consequence, "__name__", "")
@@ -136,6 +136,20 @@ def hooked(world: Any) -> None:
         return decide
 
     lessor.operations = {kind: decision(operate) for kind, operate in lessor.operations.items()}
+    standing = lessor.standing
+
+    def looked_at(key_hash: bytes, text: str | None = None) -> Any:
+        """What looking at a key does to it (a lapse, the grant to the head of its line) comes before what is decided on what is found there."""
+        entry = lane._after[-1] if current else None
+        if entry is None or entry[1] != (current[-1],):
+            return standing(key_hash, text)
+        lane._after[-1] = (referee.looked_at, (world.place_of(key_hash),))
+        try:
+            return standing(key_hash, text)
+        finally:
+            lane._after.append(entry)
+
+    lessor.standing = looked_at
 
     def before(owner: Any, name: str, tell: Callable[..., None]) -> None:
         """`tell` gets a place among the consequences ahead of what owner.name stages."""

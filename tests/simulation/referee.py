@@ -21,9 +21,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from oracle import nanoseconds
+from oracle import Attempt, nanoseconds
 from parties import NEVER, NOT_ANSWERED, Asked, Connection, Slot
-from replies import SECOND
+from replies import SECOND, Place
 from told_model import ToldModel
 
 MAX_HOLD_SECONDS = 2.0
@@ -50,6 +50,11 @@ class Referee(ToldModel):
         asked = Asked(connection, msgid, operation, params, self.world.time)
         self.asked[connection, msgid] = self.unanswered[connection, msgid] = asked
 
+    def looked_at(self, place: Place) -> None:
+        """The daemon looks at this key, for a decision whose turn has come."""
+        self.catch_up()
+        self.serve(place)
+
     def decided(self, slot: Slot) -> None:
         """This call's turn has come, in the order of the lane."""
         asked = slot.asked
@@ -73,20 +78,26 @@ class Referee(ToldModel):
             self.serve(asked.place)
         if slot.unknown:
             return
-        self._remember_while_deaf()
+        remembered = self._remember_while_deaf()
         self.queue_instead = slot.queued
         asked.expectation = self.apply(self.world.time, asked.connection.caller, asked.operation, asked.params)
         self.queue_instead = False
+        for attempt, until in remembered:
+            attempt.until = until
         live = self.leases.get(asked.place) if asked.place is not None else None
         if live is not None and asked.operation == "lease":
             self.lease_of.setdefault(asked.expectation, live)
 
-    def _remember_while_deaf(self) -> None:
-        """What is remembered until some instant is so by the instant the daemon judges by."""
-        if self.judged is not None:
-            for attempt in self.attempts.values():
-                if nanoseconds(self.judged) < attempt.until <= self.now:
-                    attempt.until = self.now + 1
+    def _remember_while_deaf(self) -> list[tuple[Attempt, int]]:
+        """What is remembered until some instant is so by the instant the daemon judges by, for this one decision: the next may be judged by
+        its own.  Returns what is to be put back then."""
+        if self.judged is None:
+            return []
+        judged = nanoseconds(self.judged)
+        late = [(each, each.until) for each in self.attempts.values() if judged < each.until <= self.now]
+        for attempt, _ in late:
+            attempt.until = self.now + 1
+        return late
 
     def _outlived(self, asked: Asked) -> bool:
         """Has a renewal kept the lease of this request_id past its original deadline, or did the call that had it hang up while it waited?  The

@@ -112,6 +112,25 @@ def test_waiters_are_served_when_the_wait_after_a_start_is_over(w: World) -> Non
     assert second not in w.answers
 
 
+def test_a_grant_that_the_end_of_another_wait_brings_about_keeps_its_generation_after_a_kill(w: World) -> None:
+    """The wait after a start is over, and the first to look at the free key is a waiter whose own wait ends: the head of the line gets it."""
+    w.granted("A", 20)
+    w.lose_runtime()
+    w.run()
+    left = w.lessor.gate.no_grant_before - w.clock.now().boot
+    first, second = waits(w, "B"), waits(w, "C", left + 0.5)
+    w.pass_time(left)
+    assert w.lessor.gate.settled
+    w.clock.elapsed += 0.5
+    w.upkeep.tick()
+    assert w.answers[second]["reason"] == "held"
+    generation = w.answers[first]["generation"]
+    assert w.leases.read_last() == generation
+    w.kill()
+    w.run()
+    assert w.granted("D", 20, key="other")["generation"] > generation
+
+
 def test_a_waiter_on_a_record_that_was_damaged_is_answered_when_its_wait_ends(w: World) -> None:
     w.granted("A", 20)
     call = waits(w, "B", 5.0)
