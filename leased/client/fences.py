@@ -27,10 +27,11 @@ def given_fence(arguments: Arguments, key: str, *, required: bool) -> str | None
         return _decimal(from_environment, "LEASE_FENCE")
     if not required:
         return None
-    if sys.stdin is None or sys.stdin.isatty():
+    text = "" if sys.stdin is None or sys.stdin.isatty() else _from_stdin()
+    if not text.split():
         other = " (LEASE_FENCE is set, but LEASE_KEY names another key)" if from_environment else ""
         raise Usage(f"the lease's fence is needed: by --fence-file FILE, in LEASE_FENCE, or on standard input{other}")
-    return _decimal(_from_stdin(), "standard input")
+    return _decimal(text, "standard input")
 
 
 def _from_file(path: str) -> str:

@@ -163,7 +163,8 @@ def page(verb: Verb) -> str:
 
 def _described(option: Option) -> str:
     name = f"{f'{option.short}, ' if option.short else ''}{option.name} {option.metavar}".rstrip()
-    return f"  {name:<24} {option.text}" if len(name) <= 24 else f"  {name}\n{'':27}{option.text}"
+    text = f"\n{'':27}".join(line.strip() for line in option.text.splitlines())
+    return f"  {name:<24} {text}" if len(name) <= 24 else f"  {name}\n{'':27}{text}"
 
 
 class Output:

@@ -14,7 +14,7 @@ import msgpack
 import pytest
 from fake_daemon import DROP, Asked, FakeDaemon, Fault, Raw, granted, refused
 
-from leased.client import fences, sync
+from leased.client import fences, shell, sync
 from leased.client.command import VERBS, main
 from leased.client.errors import DaemonUnreachable
 from leased.client.shell import Usage, default_holder
@@ -538,6 +538,11 @@ def run_alone(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_the_lines_of_an_options_text_stand_below_each_other() -> None:
+    told = shell.page(shell.Verb(lambda *_: 0, "lease x", "About.", (shell.Option("--what", "WHAT", "one\n  two"),), (0, 0), ()))
+    assert f"  --what WHAT              one\n{'':27}two\n" in told
+
+
 def test_a_fence_comes_by_standard_input_and_never_shows(bench: Bench) -> None:
     bench.answer = {"released": True, "key": "k", "generation": 17}
     for words in (("release", "k"), ("release", "k", "--fence-file", "-")):
@@ -545,7 +550,8 @@ def test_a_fence_comes_by_standard_input_and_never_shows(bench: Bench) -> None:
         assert (ran.returncode, ran.stderr) == (0, "")
         assert bench.last.params["fence"] == FENCE
         assert FENCE not in ran.stdout
-    assert run_alone("release", "k", "--socket", bench.daemon.path, input="").returncode == 64
+    refused = run_alone("release", "k", "--socket", bench.daemon.path, input="")
+    assert (refused.returncode, "by --fence-file FILE, in LEASE_FENCE, or on standard input" in refused.stderr) == (64, True)
 
 
 def test_a_pipe_that_never_ends_does_not_hang_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
