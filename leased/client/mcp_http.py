@@ -6,6 +6,7 @@ pages (any Origin is refused), and a key where the address is not loopback.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -16,13 +17,17 @@ from hypercorn.config import Config
 from hypercorn.trio import serve as hypercorn_serve
 from mcp.server.lowlevel import Server
 from mcp.server.transport_security import TransportSecuritySettings
+from starlette.datastructures import Headers
 
 from leased.client.mcp_address import PATH
-from leased.client.mcp_server import GONE, caller_of
+from leased.client.mcp_server import CALLER, GONE, caller_of
 
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_SESSIONS: Final = 1024
 SESSION_IDLE_SECONDS: Final = 1800.0
+ONCE: Final = ("authorization", "mcp-session-id", "host", "origin")
+"""Headers that decide who calls and from where.  Said twice, two readers might each take another."""
+
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 Scope = MutableMapping[str, Any]
@@ -52,15 +57,19 @@ async def serve(server: Server[Any], listening: socket.socket, hosts: Iterable[s
 
 
 def guarded(application: Any, keyed: bool) -> Any:
-    """The application, behind the key if there must be one; its scope tells it when the other end has closed."""
+    """The application, behind the key if there must be one; its scope tells it who calls, and when the other end has closed."""
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await application(scope, receive, send)
             return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        if keyed and caller_of(headers).agent_key is None:
-            await _refuse(send)
+        headers = Headers(scope=scope)
+        if any(len(headers.getlist(name)) > 1 for name in ONCE):
+            await _refuse(send, 400, f"each of these headers is given once at most: {', '.join(ONCE)}")
+            return
+        caller = caller_of(headers)
+        if keyed and caller.agent_key is None:
+            await _refuse(send, 401, "an agent key is needed: Authorization: Bearer KEY")
             return
         gone = trio.Event()
 
@@ -70,15 +79,13 @@ def guarded(application: Any, keyed: bool) -> Any:
                 gone.set()
             return message
 
-        await application({**scope, GONE: gone}, hear, send)
+        await application({**scope, CALLER: caller, GONE: gone}, hear, send)
 
     return guard
 
 
-async def _refuse(send: Send) -> None:
-    body = (
-        b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32600, "message": "an agent key is needed: Authorization: Bearer KEY"}}'
-    )
-    headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
+async def _refuse(send: Send, status: int, why: str) -> None:
+    body = json.dumps({"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": why}}).encode()
+    headers = [(b"content-type", b"application/json"), *([(b"www-authenticate", b"Bearer")] if status == 401 else [])]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -31,11 +31,14 @@ from leased.version import VERSION
 GONE: Final = "leased.gone"
 """In the ASGI scope of an HTTP request: a trio.Event, set when the other end has closed the connection."""
 
+CALLER: Final = "leased.caller"
+"""In the same scope: who calls, as the door judged it.  Nobody reads the headers a second time: of two that differ another might be taken."""
+
 _BEARER: Final = "bearer "
 
 
 def make(calls: Calls, *, local: bool, bind: str = "none", agent_key: str | None = None) -> Server[Any]:
-    """`agent_key`: of every call over stdio.  Over HTTP (not `local`) it is what each request's Authorization header says."""
+    """`agent_key`: of every call over stdio.  Over HTTP (not `local`) it is what the door found in each request (CALLER)."""
     catalogue = mcp_tools.tools(local=local, bind=bind)
     listed = ListToolsResult(tools=[_shown(tool) for tool in catalogue.values()])
 
@@ -45,9 +48,9 @@ def make(calls: Calls, *, local: bool, bind: str = "none", agent_key: str | None
     async def call_tool(context: Any, params: CallToolRequestParams) -> CallToolResult:
         if params.name not in catalogue:
             raise MCPError(INVALID_PARAMS, f"{named(params.name)} is not a tool{suggestion(params.name, catalogue)}")
-        request = None if local else context.request
-        caller = Caller(agent_key) if request is None else caller_of(request.headers)
-        gone = None if request is None else request.scope.get(GONE)
+        caller, gone = Caller(agent_key), None
+        if not local:
+            caller, gone = context.request.scope[CALLER], context.request.scope[GONE]
         return _result(await _while_heard(calls, params.name, params.arguments or {}, caller, gone))
 
     server: Server[Any] = Server(
