@@ -101,10 +101,16 @@ def _drawn() -> str:
 
 
 def _raising() -> list[signal.Signals]:
-    """Makes each signal that is not ignored (nohup, a script's background job) end what waits; those it did that to."""
+    """Makes each signal that is not ignored (nohup, a script's background job) end what waits; those it did that to.
+
+    The first does; what comes with it (a terminal that closes, a service manager that is thorough) must not end the tidying up.
+    """
+    came: list[int] = []
 
     def end(number: int, _: FrameType | None) -> None:
-        raise Signalled(number)
+        came.append(number)
+        if len(came) == 1:
+            raise Signalled(number)
 
     heeded = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
     for number in heeded:
