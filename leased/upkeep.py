@@ -159,7 +159,10 @@ class Upkeep:
             self._flushes_fail = False
             log.info("store.flush_recovered", failures=lessor.journal.failures)
         lessor.mark_flushed(number)
+        had_ledger = self.start.ledger_written
         self.start.flushed(number)
+        if not had_ledger:
+            self._tell_switches()  # with the start's second flush: after a slow first one the next second is too late
         if self.billing is not None:
             self.billing.flushed(number)
         self._raise_mark()  # beside the start's second flush, so that the first grant has a generation
@@ -239,16 +242,18 @@ class Upkeep:
     def _each_second(self) -> None:
         lessor = self.lessor
         boot = lessor.now.boot
-        if (
-            self.start.ledger_written and not lessor.journal.full
-        ):  # until there is room each switch waits once, not once a heartbeat
-            self.switches.each_second()
+        self._tell_switches()
         if self.billing is not None:
             self.billing.each_second()
         self._serve_stalled()
         self._say_full(boot)
         healed = [key_hash for key_hash, until in lessor.damaged.items() if until <= boot]
         lessor.lane.run(self._write_tick, healed)
+
+    def _tell_switches(self) -> None:
+        """Until there is a ledger, and room in its journal, each switch waits once, not once a heartbeat."""
+        if self.start.ledger_written and not self.lessor.journal.full:
+            self.switches.each_second()
 
     def _say_full(self, boot: float) -> None:
         """Once a minute at most, while grants are refused for want of room."""

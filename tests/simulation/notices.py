@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from oracle import nanoseconds
-from parties import Asked, Connection, Told
+from parties import NEVER, Asked, Connection, Told
 from referee import GRACE_SECONDS, MAX_HOLD_SECONDS, Referee
 from replies import SECOND, Lease, Place
 
@@ -48,7 +48,7 @@ class Notices:
             referee.complain(f"the generation of {asked} {complaint}")
             lease.numbers.generation = record.generation
         referee.known[record.generation] = lease
-        referee.held_since.setdefault(record.generation, referee.world.time)
+        self._may_wait(record)
         self._compare(lease, record)
         for ghost in referee.ghosts:
             if referee.now < ghost.until:
@@ -69,9 +69,14 @@ class Notices:
             referee.complain(f"{asked} renews generation {record.generation}, which is not live (section 1)")
             return
         self._compare(lease, record)
-        referee.held_since.setdefault(record.generation, referee.world.time)
+        self._may_wait(record)
         asked.event = Told("renewed", place, lease.scope, lease.holder, record.generation, optional=True)
         referee.hearable.append(asked.event)
+
+    def _may_wait(self, record: Any) -> None:
+        """Should its answer need a flush: for 2 s and half the ttl at most, counted from the first that waits, and by its ttl."""
+        wait = min(MAX_HOLD_SECONDS, record.ttl / 2)
+        self.referee.held_until.setdefault(record.generation, self.referee.world.time + wait)
 
     def _compare(self, lease: Lease, record: Any) -> None:
         referee = self.referee
@@ -189,7 +194,7 @@ class Notices:
         lease.ttl, lease.deadline = referee.before.pop(generation)
         if nanoseconds(deadline + referee.world.clock.booted) != lease.deadline:
             referee.complain(f"{_named(lease)} gets back another deadline than it had")
-        referee.held_since.pop(generation, None)
+        referee.given_back[generation] = (referee.world.time, referee.held_until.pop(generation, NEVER))
         referee.say(f"  renewal undone {place} {generation}")
 
     # ---- time

@@ -88,6 +88,7 @@ class Recoveries:
         for lease in list(referee.ungranted.values()):
             referee.complain(f"{_named(lease)} was granted by the contract and not by the daemon")
         referee.ungranted.clear()
+        referee.held_until.clear()
         gate = world.daemon.lessor.gate
         stands = gate.no_grant_before + world.clock.booted if gate.no_grant_before else float("-inf")
         if waiting_until > world.time and stands < waiting_until - 1e-6:

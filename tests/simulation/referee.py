@@ -23,7 +23,7 @@ from typing import Any
 
 from oracle import Attempt, nanoseconds
 from parties import NEVER, NOT_ANSWERED, Asked, Connection, Slot
-from replies import SECOND, Place
+from replies import SECOND, Lease, Place
 from told_model import ToldModel
 
 MAX_HOLD_SECONDS = 2.0
@@ -179,7 +179,7 @@ class Referee(ToldModel):
             self.complain(f"{asked} is told yes of a lease that is gone (promise 2)")
             return
         self.told.add(generation)
-        self.held_since.pop(generation, None)
+        self.held_until.pop(generation, None)
         self.before.pop(generation, None)
         if asked.event is not None and (asked.event.type == "granted" or asked.decided_at == self.world.time):
             asked.event.optional = False  # renewals that waited for one flush may be told as one
@@ -251,9 +251,7 @@ class Referee(ToldModel):
         elif reason == "store":
             excused = trouble.store_at >= since or trouble.ledger_at >= since
         elif reason == "ledger_slow":
-            ttl, generation = (lease.ttl / SECOND, lease.numbers.generation) if lease is not None else (4.0, None)
-            since = self.held_since.get(generation or 0, since)
-            excused = now >= since + min(MAX_HOLD_SECONDS, ttl / 2) - QUANTUM_SLACK
+            excused = now >= self._waits_until(lease, since) - QUANTUM_SLACK
         elif reason == "ended":
             excused = lease is not None and (self.leases.get(lease.place) is not lease or lease.deadline <= nanoseconds(now))
         elif reason == "shutting_down":
@@ -262,6 +260,16 @@ class Referee(ToldModel):
             excused = trouble.lost
         if not excused:
             self.complain(f"{asked} is unknown ({reason}) without a reason for it")
+
+    def _waits_until(self, lease: Lease | None, since: float) -> float:
+        """When an answer that began to wait for a flush at `since` may be null for want of it: all that wait for one lease are told at once."""
+        generation = lease.numbers.generation if lease is not None else None
+        if lease is None or generation is None:
+            return since + MAX_HOLD_SECONDS
+        undone_at, until = self.given_back.get(generation, (-NEVER, NEVER))
+        if undone_at == self.world.time:
+            return until
+        return self.held_until.get(generation, since + min(MAX_HOLD_SECONDS, lease.ttl / SECOND / 2))
 
 
 def _shown(reply: object) -> object:

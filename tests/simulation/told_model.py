@@ -26,7 +26,8 @@ class ToldModel(Model):
         self.told: set[int] = set()  # generations of which a true answer has left
         self.revoked: set[int] = set()  # those whose revocation was told
         self.before: dict[int, tuple[int, int]] = {}  # by generation: what a failed flush gives back
-        self.held_since: dict[int, float] = {}  # by generation: when an answer began to wait for a flush
+        self.held_until: dict[int, float] = {}  # by generation: how long its answers may wait for a flush, told null then
+        self.given_back: dict[int, tuple[float, float]] = {}  # by generation: when its renewal was undone, and its held_until
         self.ended_at: dict[int, float] = {}
         self.ghosts: list[Ghost] = []
         self.hearable: list[Told] = []  # what watchers must hear

@@ -82,3 +82,17 @@ def test_a_switch_armed_just_before_a_kill_is_in_the_ledger_after_the_start(w: W
     told = switch(w)
     assert told is not None
     assert told["armed"] is True
+
+
+def test_a_switch_armed_while_the_ledger_could_not_be_written_is_written_as_soon_as_it_can_be(w: World) -> None:
+    w.kill()
+    w.begin()
+    assert beat(w)["armed"] is True
+    w.pass_time(3.0, disk_works=False)
+    w.flush()  # the start's first, which the disk was slow with
+    w.flush()  # its second
+    w.power_cut()
+    w.run()
+    told = switch(w)
+    assert told is not None
+    assert told["armed"] is True, "it was armed 3 s ago, and a power cut may undo the last second"
