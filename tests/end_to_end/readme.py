@@ -26,6 +26,17 @@ def section(title: str) -> str:
     return TEXT[start : rest.start() if rest else len(TEXT)]
 
 
+def prose(title: str) -> str:
+    """A section as one line: a sentence is the same wherever it is broken."""
+    return " ".join(section(title).split())
+
+
+def anchors() -> set[str]:
+    """What a link may lead to within README: its headings as GitHub makes addresses of them."""
+    heads = re.findall(r"^#+ (.*)$", _unfenced(TEXT), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
 def _unfenced(text: str) -> str:
     """The same length, with fenced blocks blanked: a `#` in them is no heading."""
     return re.sub(r"^```.*?^```$", lambda block: re.sub(r"[^\n]", " ", block[0]), text, flags=re.MULTILINE | re.DOTALL)

@@ -109,7 +109,8 @@ def test_files_and_sections_that_are_linked_exist() -> None:
     links = re.findall(r"\]\(([^)]+)\)", readme.TEXT)
     assert links
     for link in links:
-        assert (ROOT / link).exists(), link
+        path, _, anchor = link.partition("#")
+        assert (ROOT / path).exists() and (not anchor or anchor in readme.anchors()), link
 
 
 # ---- tables
@@ -202,7 +203,7 @@ def test_the_reasons_and_codes_are_the_programs() -> None:
 def test_the_sizes_named_are_those_of_the_store() -> None:
     for leases, mebibytes in ((100_000, 69), (1_000_000, 618)):
         assert map_bytes_for(leases) // (1 << 20) == mebibytes
-        assert f"{mebibytes} MiB" in readme.section("Running it")
+        assert f"{mebibytes} MiB" in readme.prose("Running it")
 
 
 def test_the_bounds_named_are_those_of_the_code() -> None:
@@ -222,7 +223,7 @@ def test_the_bounds_named_are_those_of_the_code() -> None:
         (f"above {MAX_HEAD_BYTES >> 10} KiB", "HTTP"),
         (f"{WRONG_KEYS_AT_ONCE} wrong keys at once and {WRONG_KEYS_EACH_SECOND:g} a second", "Agent keys"),
     ):  # fmt: skip
-        assert bound in readme.section(title)
+        assert bound in readme.prose(title)
 
 
 def test_the_paths_of_http_are_the_doors() -> None:
@@ -244,7 +245,7 @@ def test_the_metrics_told_are_those_there_are() -> None:
     ]
     assert sorted(told) == sorted(there)
     rules = (ROOT / "contrib/prometheus/leased.rules.yml").read_text()
-    assert f"{rules.count('- alert:')} alert rules" in readme.section("Metrics and alerts")
+    assert f"{rules.count('- alert:')} alert rules" in readme.prose("Metrics and alerts")
 
 
 def test_the_events_told_are_in_the_list() -> None:
