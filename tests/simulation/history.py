@@ -223,12 +223,15 @@ class History:
                     )
 
     def _waiting_out(self, grants: list[Granted]) -> None:
-        """After a crash that forgets, no grant of any key until the leases it may have forgotten would have lapsed (promise 4)."""
+        """After a crash that forgets, no grant of any key until the leases it may have forgotten would have lapsed (promise 4).  One that was
+        ever longer than what is waited out is not forgotten: it comes back, and nothing waits for it."""
         for crash in self._unclean:
             short = [
                 grant
                 for grant in grants
-                if grant.highest <= crash.at and grant.shortest_ttl <= crash.wait_out_seconds and grant.last_proof <= crash.at
+                if grant.highest <= crash.at
+                and grant.longest_ttl(crash.at) <= crash.wait_out_seconds
+                and grant.last_proof <= crash.at
             ]
             short = [grant for grant in short if grant.live_at(crash.at)]
             if not short:

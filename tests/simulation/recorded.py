@@ -120,6 +120,7 @@ class Granted:
     bearers: set[object] = field(default_factory=set)  # the clients that presented its fence or were given it
     last_proof: float = -NEVER  # the latest sending of a call whose answer proved it live
     shortest_ttl: float = NEVER  # of all its setters, once sealed
+    _longest: list[tuple[float, float]] = field(default_factory=list)
     _sent: list[float] = field(default_factory=list)
     _highest_by: list[float] = field(default_factory=list)
     _latest: list[float] = field(default_factory=list)
@@ -147,8 +148,10 @@ class Granted:
             setter.longest_ttl = max(known) if omitted else setter.ttl
             setter.ttl = self.shortest_ttl if omitted else setter.ttl
         self.setters.sort(key=lambda setter: setter.sent)
-        shortest = NEVER
+        shortest, longest = NEVER, 0.0
         for setter in self.setters:
+            longest = max(longest, setter.longest_ttl)
+            self._longest.append((setter.sent, longest))
             if setter.by == NEVER:
                 shortest = min(shortest, setter.sent + setter.ttl)
                 self._endless.append((setter.sent, shortest))
@@ -160,6 +163,11 @@ class Granted:
             self._highest_by.append(highest)
             self._latest.append(latest)
         self.setters = bounded
+
+    def longest_ttl(self, at: float) -> float:
+        """The longest ttl it may have had by `at`: with it, it comes back from a power cut."""
+        index = bisect_right(self._longest, (at, NEVER)) - 1
+        return self._longest[index][1] if index >= 0 else 0.0
 
     def shortest_deadline(self, at: float) -> float:
         """The earliest the deadline in force at `at` can be. A value <= `at` means only that the lease may have lapsed."""

@@ -160,6 +160,13 @@ BROKEN: list[tuple[str, Story]] = [
         "granted before 10.0",
         Story().crash("power", 3, 60).call("lease", 4, 5, {**grant(2), "key": "k2"}, key="k2", holder="a", ttl_seconds=10),
     ),
+    (
+        "granted before 42.0",
+        Story()
+        .renew(2, 3, grant(1, renewed=True, ttl=40), ttl_seconds=40)
+        .crash("power", 4, 60)
+        .call("lease", 15, 16, {**grant(2), "key": "k2"}, key="k2", holder="a", ttl_seconds=10),
+    ),
     ("an unknown was billed", Story(told=False).lease(0, 1, {**UNKNOWN, "charge": {**FREE, "amount": "0.002", "event_id": "e"}})),
     ("without a true grant", Story(told=False).lease(0, 1, UNKNOWN).call("use", 2, 3, {"accepted": True}, generation=1)),
     (
@@ -210,6 +217,10 @@ LEGAL: list[Story] = [
     Story().crash("power", 3, 10).renew(4, 5, no("lapsed", None, holder="a")).by_b(9, 10.5, B2),
     Story().crash("power", 3, 10).renew(4, 5, {**UNKNOWN, "reason": "recovering"}).renew(6, 7, no("lapsed", None, holder="a")),
     Story().crash("kill", 3).renew(4, 5, grant(1, renewed=True)),
+    Story()  # short once, and by a renewal longer than what is waited out: it comes back
+    .renew(2, 3, grant(1, renewed=True, ttl=90), ttl_seconds=90)
+    .crash("power", 4, 60)
+    .call("lease", 65, 66, {**grant(2), "key": "k2"}, key="k2", holder="a", ttl_seconds=10),
     Story(request_id=R)
     .lease(2, 3, grant(1), request_id=R)
     .release(4, 5, RELEASED)
