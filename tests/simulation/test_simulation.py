@@ -16,7 +16,7 @@ from store_faults import Trap
 
 SEED = int(os.environ.get("LEASED_SEED", "0"))  # read before conftest.py clears the environment
 FEW = range(1, 25)
-SHOWED = (2407, 2548, 2564, 2565, 2684, 3093, 3123, 4133, 4192)  # each has shown a mistake, of the daemon or of its judge
+SHOWED = (2407, 2548, 2564, 2565, 2684, 3093, 3123, 3422, 4133, 4192)  # each has shown a mistake, of the daemon or of its judge
 MANY = range(25, 220)
 CRASHES = [(kind, action) for kind in COMMITS if kind for action in ("crash_before", "crash_after")]
 FAULTS = [("begin", "error"), ("put", "error"), ("put", "full"), ("commit", "error"), ("commit", "full")]
