@@ -15,7 +15,10 @@ from typing import Final, NamedTuple
 from leased.client.mcp_address import PATH, Address, address, listener
 from leased.client.shell import EXIT_INTERRUPTED, EXIT_UNKNOWN, EXIT_YES, Arguments, Option, Output, Usage, Verb
 
-_NOT_INSTALLED: Final = "`lease mcp` needs more packages: pip install 'leased[mcp]' for {python} (in a checkout: '.[mcp]')"
+_NOT_INSTALLED: Final = (
+    "`lease mcp` needs packages that {python} does not have ({missing} is missing): in a checkout of leased, install them into a virtual\n"
+    "environment: python3 -m venv .venv && .venv/bin/pip install '.[mcp]'; then .venv/bin/lease mcp"
+)
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -36,7 +39,7 @@ def serve(arguments: Arguments, out: Output) -> int:
 
         from leased.client import mcp_server  # noqa: F401
     except ImportError as missing:
-        out.aside(f"{_NOT_INSTALLED.format(python=sys.executable)} ({missing.name} is missing)")
+        out.aside(_NOT_INSTALLED.format(python=sys.executable, missing=missing.name))
         return EXIT_UNKNOWN
     finally:
         gc.enable()

@@ -11,7 +11,8 @@ from leased.client.top_table import MOST_ROWS, View, look, plain
 from leased.client.verbs import client_of
 
 NOT_INSTALLED: Final = (
-    "the live table needs one more package: pip install 'leased[top]' for {python}; `lease top --once` needs nothing"
+    "the live table needs the package rich, which {python} does not have: in a checkout of leased, install it into a virtual\n"
+    "environment: python3 -m venv .venv && .venv/bin/pip install '.[top]'; `lease top --once` needs nothing"
 )
 
 

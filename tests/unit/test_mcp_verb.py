@@ -33,7 +33,7 @@ def test_what_cannot_be_served_is_told_in_a_sentence(arguments: list[str], said:
 def test_without_its_packages_it_says_which_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "hypercorn", None)
     assert main(["mcp"]) == 69
-    assert "pip install 'leased[mcp]'" in capsys.readouterr().err
+    assert "pip install '.[mcp]'" in capsys.readouterr().err
 
 
 def test_an_address_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,4 +125,4 @@ def test_without_rich_it_says_what_to_install() -> None:
         "from leased.client.command import main; sys.exit(main(['top', '--socket', '/nowhere']))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert run.returncode == 69 and "pip install 'leased[top]'" in run.stderr and "Traceback" not in run.stderr
+    assert run.returncode == 69 and "pip install '.[top]'" in run.stderr and "Traceback" not in run.stderr
