@@ -11,6 +11,7 @@ from typing import Final
 
 _SET_PDEATHSIG: Final = 1
 _SET_CHILD_SUBREAPER: Final = 36
+_THREADS: Final = 17  # the number of threads in /proc/PID/stat, counted from the state on
 
 
 def become_subreaper() -> None:
@@ -25,15 +26,17 @@ def die_with_parent(signal: int, parent: int) -> bool:
 
 
 def descendants(root: int) -> list[int]:
-    """The process ids of all who descend from `root` and live, zombies left out.  Empty where /proc does not tell."""
+    """The process ids of all who descend from `root`, a subreaper, and live, zombies left out.  Empty where /proc does not tell.
+
+    Nobody found is nobody there: who lost its parent during the walk, and so was seen neither below it nor below `root`, is `root`'s child
+    by the end of it, and is counted among the living without a look.
+    """
+    first = pending = _children(root)
     found: list[int] = []
-    pending = [root]
     while pending:
-        for pid in _children(pending.pop()):
-            pending.append(pid)
-            if _lives(pid):
-                found.append(pid)
-    return found
+        found += filter(_lives, pending)
+        pending = [child for pid in pending for child in _children(pid)]
+    return found or [pid for pid in _children(root) if pid not in first]
 
 
 def signal_all(root: int, group: int, number: int) -> None:
@@ -77,7 +80,8 @@ def _children(pid: int) -> list[int]:
 def _lives(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
-            return file.read().rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
+            fields = file.read().rpartition(b")")[2].split()
+            return fields[0] not in {b"Z", b"X"} or int(fields[_THREADS]) > 1  # its first thread has ended, and others go on
     except OSError:
         return False
 

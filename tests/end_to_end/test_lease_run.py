@@ -390,6 +390,16 @@ def test_what_the_command_leaves_behind_is_ended_before_the_release(daemon: Daem
     assert not held(daemon, key)
 
 
+def test_a_process_whose_first_thread_has_ended_is_no_zombie(daemon: Daemon, key: str) -> None:
+    """It looks like one in /proc; it keeps the streams open, and so the test would not end."""
+    threads = (
+        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=[50]).start(); ctypes.CDLL(None).syscall(60, 0)"
+    )
+    script = '"$0" -c "$1" & until grep -q "^State:.Z" /proc/$!/status; do sleep 0.01; done'
+    assert ended(start(daemon, key, "--", "sh", "-c", script, sys.executable, threads)) == (0, "", "")
+    assert not held(daemon, key)
+
+
 def test_bound_to_the_process_the_lease_ends_with_it(daemon: Daemon, key: str) -> None:
     run = start(daemon, key, "--bind", "process", "--", "sh", "-c", "echo ready; sleep 300")
     ready(run)
