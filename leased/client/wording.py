@@ -194,7 +194,7 @@ def failed(wrong: LeasedClientError, socket: str) -> str:
     text = shown(wrong)
     if isinstance(wrong, DaemonUnreachable):
         return (
-            f"{text}.\nIs it running?  `systemctl status leased` or `leased serve` tells; "
+            f"{text}.\nIs it running?  `systemctl status leased` tells, `leased serve` starts one; "
             "another socket is named by --socket PATH or LEASED_SOCKET."
         )
     if isinstance(wrong, PermissionDenied) and "may not connect" in text:
