@@ -7,8 +7,7 @@ import sys
 import time
 
 import pytest
-from conftest import MakeDaemon
-from daemons import ANSWER_SECONDS, Daemon, environment
+from daemons import ANSWER_SECONDS, Daemon, MakeDaemon, environment
 from loops import Loop, under_both, until
 
 from leased import AsyncClient, Client, LeaseLost

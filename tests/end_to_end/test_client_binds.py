@@ -13,8 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from conftest import MakeDaemon
-from daemons import ANSWER_SECONDS, Daemon, environment
+from daemons import ANSWER_SECONDS, Daemon, MakeDaemon, environment
 
 from leased.client.answers import Grant
 from leased.client.errors import InvalidArgument, LeaseLost

@@ -12,8 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from conftest import MakeDaemon
-from daemons import ANSWER_SECONDS, Daemon
+from daemons import ANSWER_SECONDS, Daemon, MakeDaemon
 
 from leased import Client
 from leased.client.errors import LeasedClientError

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import MakeDaemon
-from daemons import ANSWER_SECONDS, Daemon, environment
+from daemons import ANSWER_SECONDS, Daemon, MakeDaemon, environment
 
 from leased import Client
 from leased.client.answers import Grant

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeDaemon
-from daemons import ANSWER_SECONDS, Daemon, environment
+from daemons import ANSWER_SECONDS, Daemon, MakeDaemon, environment
 
 from leased.client.answers import Grant, Refusal, Unknown
 from leased.client.errors import LeaseLost

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeDaemon
-from daemons import ANSWER_SECONDS, ROOT, Daemon, environment
+from daemons import ANSWER_SECONDS, ROOT, Daemon, MakeDaemon, environment
 
 from leased.client.answers import Grant
 from leased.client.sync import Client

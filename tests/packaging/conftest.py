@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from built import DEBIAN_PYTHON, NEXT_PACKAGE, NEXT_PROGRAM, Packages, outcome
 from daemons import ROOT
 
 SYSTEMD_TESTS = str(ROOT / "tests" / "systemd")
@@ -17,28 +16,10 @@ if SYSTEMD_TESTS not in sys.path:
 
 from lab import Lab  # noqa: E402  (found by the lines above)
 
-BUILD_SECONDS = 300
-DEBIAN_PYTHON = "/usr/bin/python3"
-NEXT_PROGRAM, NEXT_PACKAGE = "0.1.1", "0.1.1-1"
 USERS = """\
 u worker - "may ask" /home/worker /bin/bash
 u stranger - "may not ask" /home/stranger /bin/bash
 """
-
-
-class Packages(NamedTuple):
-    """`later` has another version, and a program that says so."""
-
-    first: Path
-    later: Path
-
-
-def outcome(*command: str | Path) -> str:
-    done = subprocess.run(
-        list(map(str, command)), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
-    )
-    assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
-    return done.stdout
 
 
 @pytest.fixture(scope="session")

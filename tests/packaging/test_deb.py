@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from conftest import DEBIAN_PYTHON, NEXT_PACKAGE, NEXT_PROGRAM, Packages, outcome
+from built import DEBIAN_PYTHON, NEXT_PACKAGE, NEXT_PROGRAM, Packages, outcome
 from daemons import HungUp
 from lab import Lab
 
