@@ -171,15 +171,21 @@ def _also_behind(group: argparse.ArgumentParser) -> None:
                     verb.add_argument(option, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
-def _config(options: argparse.Namespace) -> Config:
+def _config(options: argparse.Namespace, *, runtime: bool = True) -> Config:
+    """`runtime`: the verb needs the runtime directory.  One that asks a named socket, or opens the ledger alone, does not:
+    cron, containers and `su` have no $XDG_RUNTIME_DIR to find it."""
     from leased.config import load
+
+    environ = dict(os.environ)
+    if not runtime and (options.socket or environ.get("LEASED_SOCKET")) and not environ.get("XDG_RUNTIME_DIR"):
+        environ["XDG_RUNTIME_DIR"] = "/run/unused"
 
     def absolute(name: str) -> str | None:
         value = getattr(options, name, None)
         return None if value is None else str(Path(value).absolute())
 
     return load(
-        options.config, root=os.geteuid() == 0, environ=os.environ, socket=absolute("socket"), state_dir=absolute("state_dir"),
+        options.config, root=os.geteuid() == 0, environ=environ, socket=absolute("socket"), state_dir=absolute("state_dir"),
         runtime_dir=absolute("runtime_dir"), http=getattr(options, "http", None),
     )  # fmt: skip
 
@@ -230,7 +236,7 @@ def _backup(options: argparse.Namespace) -> int:
 
     if options.socket is None and default_socket(os.geteuid() == 0, os.environ) is None:
         options.socket = _UNUSED
-    return backup(_config(options), Path(options.file), sys.stdout)
+    return backup(_config(options, runtime=False), Path(options.file), sys.stdout)
 
 
 def _restore(options: argparse.Namespace) -> int:
@@ -242,7 +248,7 @@ def _restore(options: argparse.Namespace) -> int:
 def _agent(options: argparse.Namespace) -> int:
     from leased.agent_command import run
 
-    config = _config(options)
+    config = _config(options, runtime=False)
     options.listening_at = str(config.socket)
     return run(config, options, sys.stdout, sys.stderr)
 
@@ -250,7 +256,7 @@ def _agent(options: argparse.Namespace) -> int:
 def _outbox(options: argparse.Namespace) -> int:
     from leased.outbox_command import run
 
-    config = _config(options)
+    config = _config(options, runtime=False)
     options.listening_at = str(config.socket)
     return run(config, options, sys.stdout, sys.stderr, sys.stdin)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,7 +40,9 @@ class Poster:
         try:
             import httpx2
         except ImportError:
-            raise ConfigError("upstream.url: shipping needs the extra: pip install 'leased[upstream]'") from None
+            raise ConfigError(
+                f"upstream.url: shipping needs more packages: in a checkout of leased, pip install '.[upstream]' for {sys.executable}"
+            ) from None
         assert config.url is not None
         self._httpx = httpx2
         self._url = config.url

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,9 @@ class Wallet:
             from x402 import x402ClientSync
             from x402.mechanisms.evm.exact import register_exact_evm_client
         except ImportError:
-            raise ConfigError("x402.wallet_key_file: paying needs the extra: pip install 'leased[x402]'") from None
+            raise ConfigError(
+                f"x402.wallet_key_file: paying needs more packages: in a checkout of leased, pip install '.[x402]' for {sys.executable}"
+            ) from None
         try:
             account = Account.from_key(read_key(key_file))
         except ConfigError:

@@ -130,6 +130,19 @@ def test_a_state_through_all_three_verbs(run: Run, tmp_path: Path) -> None:
     assert (code, out) == (78, "") and "kills its reader" in err
 
 
+@pytest.mark.parametrize("words", [("agent", "list"), ("outbox", "list"), ("backup", "copy")])
+def test_who_names_the_socket_needs_no_runtime_directory(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)  # as under cron, su and in containers
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LEASED_SOCKET", str(tmp_path / "nobody"))
+    command.main([*words[:-1], str(tmp_path / "copy") if words[0] == "backup" else words[-1]])
+    told = capsys.readouterr().err
+    assert "XDG_RUNTIME_DIR" not in told and f"{tmp_path}/.local/state/leased" in told
+
+
 def test_a_state_in_use_is_69(run: Run, tmp_path: Path) -> None:
     states.make(tmp_path)
     assert run("backup", str(tmp_path / "copy"))[0] == 0
