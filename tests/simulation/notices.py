@@ -140,6 +140,7 @@ class Notices:
             referee.complain(f"the switch of {place} falls, which is not due (section 2: missed)")
             return
         referee._miss(place)
+        referee.world.recoveries.remember_switches()
 
     def hung_up(self, connection: Connection) -> None:
         """The daemon has seen that it is gone: its waiters leave."""

@@ -84,6 +84,8 @@ class Referee(ToldModel):
         self.queue_instead = False
         for attempt, until in remembered:
             attempt.until = until
+        if asked.operation == "heartbeat":
+            self.world.recoveries.remember_switches()
         live = self.leases.get(asked.place) if asked.place is not None else None
         if live is not None and asked.operation == "lease":
             self.lease_of.setdefault(asked.expectation, live)
