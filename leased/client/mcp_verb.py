@@ -124,7 +124,7 @@ VERBS: Final = {
         "lease mcp [--holder LABEL] [--bind none] | lease mcp --http ADDR:PORT [--require-key] [--allow-remote] [--hosts NAMES]",
         "Serves MCP, the protocol by which hosts give tools to a model: lease, renew, release, check, heartbeat, resume_packet and\n"
         "agent_lock. Over standard input and output it ends when the host closes them; with --http it serves any number of hosts until\n"
-        "it gets SIGTERM. Needs the packages of leased[mcp].",
+        "it gets SIGTERM. It needs packages of its own (the extra mcp).",
         (
             Option("--http", "ADDR:PORT", "serve streamable HTTP there, at /mcp; the caller's key is in its Authorization header"),
             Option("--holder", "LABEL", "the label of all calls (default: $LEASE_HOLDER, else one of its own for each session)"),

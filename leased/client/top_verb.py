@@ -46,8 +46,8 @@ VERBS: Final = {
     "top": Verb(
         top,
         "lease top [--once] [--sort lapse] [--scope SCOPE] [--holder LABEL] [--all] [--limit N] [--every DURATION]",
-        "Shows who holds what, who waits, and what lapses next, until it is interrupted (or `q`).  The live table needs the extra\n"
-        "package of leased[top]; --once and --json need nothing and no terminal.  With --json: one object a look.",
+        "Shows who holds what, who waits, and what lapses next, until it is interrupted (or `q`).  The live table needs a\n"
+        "terminal and the package rich; --once and --json need neither.  With --json: one object a look.",
         (
             Option("--once", "", "print the table once, as text"),
             Option(
