@@ -9,6 +9,7 @@ from leased.client import questions
 from leased.client.answers import Checked, Grant, Refusal, Released, Revoked, Unknown
 from leased.client.async_calling import AsyncCaller
 from leased.client.async_held import RELEASE_SECONDS, AsyncHeldLease
+from leased.client.async_leaving import Unsure, left, ours
 from leased.client.core import draw_request_id
 from leased.client.errors import LeasedClientError
 from leased.client.face import running
@@ -48,8 +49,8 @@ class AsyncClient(AsyncCaller):
         bind: str = "none",
         request_id: str | None = None,
     ) -> Grant | Refusal | Unknown:
-        """As `Client.try_acquire`.  Cancelled, it leaves the line and gives back what it may have been granted meanwhile, which holds
-        the cancellation up for at most 2 s; but for a renewal, with `fence`, which stands."""
+        """As `Client.try_acquire`.  Cancelled, it leaves the line, unbilled, and gives back what it may have been granted meanwhile, which
+        holds the cancellation up for at most 2 s; but for a renewal, with `fence`, which stands."""
         label = holder or self.holder
         question = questions.lease(
             key, label, ttl, scope=scope, wait=wait, fence=fence, bind=bind, request_id=request_id or draw_request_id()
@@ -65,19 +66,27 @@ class AsyncClient(AsyncCaller):
             raise
         except BaseException:
             if fence is None:
-                again = question.fields["request_id"]
 
                 async def give_back() -> None:
-                    await self._give_back(grant, key, label, again)
+                    await self._give_back(grant, question)
 
                 await running().shielded(give_back, RELEASE_SECONDS)
             raise
 
-    async def _give_back(self, grant: Grant | None, key: str, holder: str, request_id: str) -> None:
-        """The same attempt once more, not waiting: it takes the place of the one that was cancelled, and is told what that was granted."""
+    async def _give_back(self, grant: Grant | None, question: questions.Question[questions.Acquired]) -> None:
+        """The same attempt once more: it takes the place of the one that was cancelled, and is told what that was granted."""
+        key, holder, request_id = (question.fields[name] for name in ("key", "holder", "request_id"))
         try:
             answer: questions.Acquired | None = grant
-            if answer is None:
+            sure = False
+            if answer is None and question.wait and not ours((await self.check(key)).reply, holder):  # decided after the lease
+                try:
+                    reply = await left(running(), self.socket, question.fields)
+                    answer = None if reply is None else question.understood(reply, self._time.now(), True)
+                    sure = True
+                except Unsure:
+                    pass
+            if answer is None and not sure:
                 answer = await self._answer(questions.lease(key, holder, request_id=request_id))
             if isinstance(answer, Grant):
                 await self.release(answer)

@@ -16,7 +16,7 @@ from leased.client.answers import Grant, Refusal
 
 @pytest.fixture(scope="module")
 def served(make_shared_daemon: MakeDaemon) -> Daemon:
-    return make_shared_daemon().start()
+    return make_shared_daemon("[billing]\nenabled = true\n").start()
 
 
 @pytest.fixture
@@ -81,15 +81,33 @@ async def test_a_cancelled_wait_leaves_the_line_and_a_cancelled_block_the_lease(
     onlooker, client = Client(served.socket, "onlooker"), AsyncClient(served.socket, "me")
     grant = onlooker.try_acquire(key)
     assert isinstance(grant, Grant)
+    billed = onlooker.usage()["refusals_billed"]
 
     async def hold() -> None:
         async with client.lease(key, wait=60, ttl=30):
             await loop.for_ever()
 
     assert await loop.cancelled(hold, lambda: until(lambda: onlooker.check(key).waiting, loop))
-    assert onlooker.check(key).waiting == 0
+    await until(lambda: onlooker.check(key).waiting == 0, loop)
+    assert onlooker.usage()["refusals_billed"] == billed, "nothing was refused"
     assert onlooker.release(grant)
     assert await loop.cancelled(hold, lambda: until(lambda: onlooker.check(key).held_by == "me", loop))
+    assert onlooker.check(key).held is False
+
+
+@under_both
+async def test_a_wait_that_is_cancelled_after_its_grant_leaves_no_lease(loop: Loop, served: Daemon, key: str) -> None:
+    """The grant is on its way while the caller is cancelled: it came to the connection of the client, and nobody read it."""
+    onlooker, client = Client(served.socket, "onlooker"), AsyncClient(served.socket, "me")
+    grant = onlooker.try_acquire(key)
+    assert isinstance(grant, Grant)
+
+    async def granted() -> None:
+        await until(lambda: onlooker.check(key).waiting, loop)
+        assert onlooker.release(grant)  # no checkpoint from here to the cancellation
+        assert onlooker.check(key).held_by == "me"
+
+    assert await loop.cancelled(lambda: client.try_acquire(key, ttl=120, wait=60), granted)
     assert onlooker.check(key).held is False
 
 
