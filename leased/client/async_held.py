@@ -45,6 +45,8 @@ class AsyncHeldLease(KeptLease):
         self._scope: Scope | None = None
         self._keepers: list[Background] = []
         self._gates: dict[str, Gate] = {}
+        self._ending: list[Gate] = []  # of tasks that wait for the end which another has begun
+        self._over = False
 
     async def __aenter__(self) -> AsyncHeldLease:
         """Cancelled, nothing is held."""
@@ -150,13 +152,25 @@ class AsyncHeldLease(KeptLease):
     # ---- the end
 
     async def _end(self) -> None:
-        """Once: no renewal after this, and, unless the daemon itself has ended the lease, a release.  Shielded, bounded in time."""
-        if not self._keeping.end():
+        """Once: no renewal after this, and, unless the daemon itself has ended the lease, a release.  Shielded, bounded in time.
+
+        Who comes second waits until the first is done; a cancellation ends that wait."""
+        first = self._keeping.end()
+        if self._over or self._keeping.inherited:
             return
         assert self._face is not None
+        if not first:
+            self._ending.append(self._face.gate())
+            await self._ending[-1].passed(self._face.now() + RELEASE_SECONDS)
+            return
         for keeper in self._keepers:
             keeper.cancel()
-        await self._face.shielded(self._let_go, RELEASE_SECONDS if self._keeping.loss is None else LOST_RELEASE_SECONDS)
+        try:
+            await self._face.shielded(self._let_go, RELEASE_SECONDS if self._keeping.loss is None else LOST_RELEASE_SECONDS)
+        finally:
+            self._over = True
+            for gate in self._ending:
+                gate.open()
 
     async def _let_go(self) -> None:
         for keeper in self._keepers:

@@ -341,6 +341,22 @@ async def test_an_early_release_ends_the_renewals_and_cancels_nothing(loop: Loop
 
 
 @under_both
+async def test_two_tasks_that_release_at_once_hear_the_same_and_not_before_it_is_done(loop: Loop) -> None:
+    fake = FakeLeased()
+    client = fake.async_client("me")
+    heard: list[Any] = []
+
+    async def release() -> None:
+        heard.append(await lease.release())
+        assert (await client.check("k")).held is False
+
+    async with client.lease("k") as lease:
+        await loop.together(release, release, release)
+    assert [bool(each) for each in heard] == [True] * 3
+    assert [operation for operation, _ in fake.calls].count("release") == 1
+
+
+@under_both
 async def test_a_lease_that_was_gone_before_its_release_is_reported(loop: Loop) -> None:
     fake = FakeLeased()
     with pytest.raises(LeaseLost, match="expired"):
