@@ -204,7 +204,7 @@ def leasenc() -> str:
     page.item(
         ["fence@env"],
         "",
-        "the same from LEASE_FENCE (LEASE_AGENT_KEY, LEASE_REQUEST_ID); renew and release use LEASE_FENCE by themselves",
+        "the same from LEASE_FENCE (LEASED_AGENT_KEY, LEASE_REQUEST_ID); renew and release use LEASE_FENCE by themselves",
     )
     assert all(f"{word}" in fields for word in ("--socket", "--timeout", "field:=JSON", "fence@FILE", "fence@env"))
     codes(page, 2)

@@ -208,7 +208,7 @@ class Daemon:
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    for name in ("LEASE_FENCE", "LEASE_AGENT_KEY", "LEASE_REQUEST_ID"):
+    for name in ("LEASE_FENCE", "LEASED_AGENT_KEY", "LEASE_REQUEST_ID"):
         monkeypatch.delenv(name, raising=False)
     served = Daemon(tmp_path / "s")
     monkeypatch.setenv("LEASED_SOCKET", str(served.path))
@@ -588,6 +588,7 @@ def test_lease_takes_the_environments_fence_only_when_asked(daemon: Daemon, monk
     [
         (["renew", "key=k", "holder=h"], "LEASE_FENCE"),
         (["release", "key=k", "fence@env"], "LEASE_FENCE is not set"),
+        (["check", "key=k", "agent_key@env"], "LEASED_AGENT_KEY is not set"),  # the name `lease` and `lease mcp` know it by
         (["release", "key=k", "fence@/nonexistent/f"], "fence cannot be read: No such file"),
         (["release", "key=k", "fence@/dev/null"], "nothing was read"),
         (["lease", "fence=-", "agent_key=-"], "one secret only"),
