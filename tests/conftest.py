@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 for each in (HERE, HERE / "simulation"):
@@ -18,11 +19,15 @@ from daemons import Daemon, MakeDaemon  # noqa: E402  (found by the lines above)
 
 pytest_plugins = ["selection"]
 
+# A machine that was busy elsewhere for a moment has found nothing wrong.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_from_outside() -> None:
     """The environment of whoever runs the tests must not choose sockets or directories."""
-    for name in ("LEASED_SOCKET", "LEASE_FENCE"):
+    for name in ("LEASED_SOCKET", "LEASED_AGENT_KEY", "LEASE_FENCE", "LEASE_KEY", "LEASE_HOLDER"):
         os.environ.pop(name, None)
 
 
