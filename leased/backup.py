@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -221,7 +222,7 @@ def _swap(home: Path, restoring: Path, install_id: str, owner: os.stat_result) -
     """The copy becomes the ledger, in one step: a crash leaves the one or the other in its place."""
     write_initialised(home, install_id)
     if os.geteuid() == 0:
-        os.chown(home / INITIALISED, owner.st_uid, owner.st_gid)
+        os.chown(home / INITIALISED, owner.st_uid, owner.st_gid, follow_symlinks=False)
     target, aside = home / DATA, None
     if target.exists():
         aside = _free_name(home)
@@ -238,8 +239,18 @@ def _free_name(home: Path) -> Path:
 
 
 def _flush(path: Path, owner: os.stat_result) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    """Only what was made here is flushed and given away: whoever may write to its directory could have put another file's link in its place.
+    Raises StoreError."""
     try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}: somebody else writes to {path.parent}: name a place of your own") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != os.geteuid():
+            raise StoreError(
+                f"{path} is not the file that was written: somebody else writes to {path.parent}: name a place of your own"
+            )
         give_to_owner(descriptor, owner)
         os.fsync(descriptor)
     finally:

@@ -183,6 +183,8 @@ class Binds:
             record = lessor.record(key_hash)
             if record is None or record.generation != generation:
                 continue
+            if reason == UNDELIVERED and lessor.replayed.get(key_hash) == generation:
+                continue  # a repeat over another connection was told of it
             lessor.end(key_hash, record, rules.RELEASED, reason)
             if lessor.queues:
                 lessor.pass_on(key_hash)

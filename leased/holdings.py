@@ -211,6 +211,8 @@ class Holdings(Kept):
 
     def _replay(self, call: Call, key_hash: bytes, lease: Lease, reply: Reply) -> None:
         self.counts["replayed"] += 1
+        if (key_hash, lease.generation) not in call.peer.undelivered:
+            self.replayed[key_hash] = lease.generation
         if lease.bind and self.binding is not None:
             self.binding.bound(key_hash, lease, call.peer)
         if lease.unflushed:
@@ -234,6 +236,7 @@ class Holdings(Kept):
 
     def _undone(self, key_hash: bytes, lease: Lease) -> None:
         self.counts["undone"] += 1
+        self.replayed.pop(key_hash, None)
         self.index.ended(key_hash, lease)
         if lease.bind and self.binding is not None:
             self.binding.ended(key_hash)
@@ -241,6 +244,7 @@ class Holdings(Kept):
 
     def _ended(self, key_hash: bytes, lease: Lease, change: str, reason: str, spent_until: float) -> None:
         self.counts[change] += 1
+        self.replayed.pop(key_hash, None)
         text = self.index.texts.get(key_hash)
         self.index.ended(key_hash, lease)
         if lease.bind and self.binding is not None:

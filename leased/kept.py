@@ -54,6 +54,7 @@ class Kept:
         self.queues = Queues()
         self.tombs = Tombs()
         self.damaged: dict[bytes, float] = {}
+        self.replayed: dict[bytes, int] = {}  # by key, the generation of a live grant that was told to another connection again
         self.watching: Watching | None = None
         self.binding: Binding | None = None
         self.billing: Bills | None = None

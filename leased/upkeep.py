@@ -13,7 +13,7 @@ import structlog
 
 from leased import rules
 from leased.billing import Billing
-from leased.binds import Binds
+from leased.binds import UNDELIVERED, Binds
 from leased.gate import Unknown
 from leased.holdings import LAPSED
 from leased.holds import NEVER, Hold
@@ -173,9 +173,15 @@ class Upkeep:
         lessor = self.lessor
         transaction, leases = lessor.lane.transaction, lessor.leases.leases
         for key_hash, hold in ready:
+            lessor.lane.after(lessor.holds.pop, key_hash)  # first: a waiter that gets the key now may have a hold of its own
             raw = lessor.live_record(key_hash, hold.generation)
             if raw is None:
                 lessor.lane.after(self._tell_unknown, hold, "ended")
+            elif all(held.call.passed_on is not None and held.call.peer.gone() for held in hold.held):
+                lessor.end(key_hash, decode_lease(raw), rules.RELEASED, UNDELIVERED)  # who waited for it hung up during the flush
+                if lessor.queues:
+                    lessor.pass_on(key_hash)
+                lessor.store_last()
             else:
                 flushed = confirmed(raw)
                 transaction.put(key_hash, flushed, db=leases)
@@ -183,7 +189,6 @@ class Upkeep:
                     if held.call.agent_lock:
                         lessor.price(held.call, key_hash, decode_lease(flushed).holder, held.reply)
                 lessor.lane.after(lessor.confirmed, key_hash, flushed, hold)
-            lessor.lane.after(lessor.holds.pop, key_hash)
 
     def failed(self, number: int, error: Exception) -> None:
         """Flush `number` may have happened or not: fresh grants that waited for it are undone, renewals go back."""

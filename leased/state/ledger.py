@@ -239,7 +239,7 @@ def decode_ledger_lease(record: bytes) -> LedgerLease:
 def write_initialised(directory: Path, install_id: str) -> None:
     """The mark that tells an emptied data.mdb from a new install.  Flushed, with its directory entry."""
     path = directory / f"{INITIALISED}.new"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
     try:
         os.write(descriptor, f"{install_id}\n".encode())
         os.fsync(descriptor)

@@ -6,7 +6,7 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import lmdb
@@ -141,6 +141,28 @@ def test_what_an_interrupted_backup_left_is_not_taken_for_ours(root: Path, tmp_p
     with pytest.raises(WrongUse, match=r"copy\.tmp exists, perhaps from a backup that was interrupted"):
         backup.backup(states.config_of(root), tmp_path / "copy", io.StringIO())
     assert (tmp_path / "copy.tmp").read_text() == "somebody's"
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_another_file_put_in_the_place_of_the_copy_is_not_given_away(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: Callable[[Path, Path], None]
+) -> None:
+    """Whoever owns the directory may do that while root writes there, and would be given the file it leads to."""
+    precious, read_back = tmp_path / "precious", backup._read_back
+    given: list[object] = []
+    precious.write_text("root's")
+
+    def swapped(growing: Path) -> backup.Copied:
+        copied = read_back(growing)
+        growing.unlink()
+        link(precious, growing)
+        return copied
+
+    monkeypatch.setattr(backup, "_read_back", swapped)
+    monkeypatch.setattr(backup, "give_to_owner", lambda *given_away: given.append(given_away))
+    with pytest.raises(StoreError, match="somebody else writes"):
+        backup.backup(states.config_of(root), tmp_path / "b", io.StringIO())
+    assert given == [] and not (tmp_path / "b").exists() and precious.read_text() == "root's"
 
 
 def test_a_backup_that_fails_leaves_no_file(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

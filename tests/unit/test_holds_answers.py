@@ -67,6 +67,34 @@ def test_what_is_asked_during_a_flush_waits_for_the_next(w: World) -> None:
     assert w.answers[second]["acquired"] is True
 
 
+@pytest.mark.parametrize("next_one", [True, False])
+def test_a_waiter_that_hangs_up_while_its_grant_is_flushed_leaves_no_lease(w: World, next_one: bool) -> None:
+    w.granted("A", 20)
+    (first,) = w.decide(("B", LeaseRequest("k", "B", 40, wait=60)))
+    (second,) = w.decide(("C", LeaseRequest("k", "C", 20, wait=60))) if next_one else (None,)
+    w.release("A")
+    assert first not in w.answers
+    w.caller("B").hung_up = True
+    w.flush()
+    w.calm()
+    assert w.check()["held_by"] == ("C" if next_one else None)
+    assert second is None or w.answers[second]["acquired"] is True
+    assert first not in w.answers or w.answers[first]["acquired"] is None
+    assert w.in_ledger() is None
+
+
+def test_a_repeat_that_is_still_there_keeps_the_grant_of_a_waiter_that_hung_up(w: World) -> None:
+    w.granted("A", 20)
+    w.decide(("B", LeaseRequest("k", "B", 40, wait=60, request_id=RID)))
+    w.release("A")
+    w.caller("B").hung_up = True
+    (again,) = w.decide(("B again", LeaseRequest("k", "B", 40, request_id=RID)))
+    w.flush()
+    w.calm()
+    assert w.answers[again]["acquired"] is True
+    assert w.check()["held_by"] == "B"
+
+
 def test_a_repeat_of_an_unflushed_grant_waits_with_it_and_hears_the_same(w: World) -> None:
     calls = [w.decide(("A", LeaseRequest("k", "A", 40, request_id=RID)))[0] for _ in range(3)]
     assert not any(call in w.answers for call in calls)

@@ -63,6 +63,21 @@ def test_a_waiter_that_hung_up_is_passed_over(w: World) -> None:
     assert w.answers[second]["acquired"] is True
 
 
+@pytest.mark.parametrize("repeated", [True, False])
+def test_a_grant_that_was_never_read_ends_with_its_connection_unless_a_repeat_was_told_of_it(w: World, repeated: bool) -> None:
+    w.granted("A", 20)
+    call = waits(w, "B", request_id=RID)
+    w.release("A")
+    first = w.caller("B")
+    assert call.passed_on is not None
+    first.undelivered.append(call.passed_on)
+    if repeated:
+        (again,) = w.decide(("B again", LeaseRequest("k", "B", 20.0, request_id=RID)))
+        assert w.answers[again]["acquired"] is True
+    w.upkeep.binds.hung_up(first)
+    assert w.check()["held_by"] == ("B" if repeated else None)
+
+
 def test_the_end_of_a_wait_is_an_ordinary_refusal(w: World) -> None:
     w.granted("A", 20)
     call = waits(w, "B", 5.0)
