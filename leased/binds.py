@@ -174,10 +174,11 @@ class Binds:
         if not ends:
             return
         self._lessor.now = self._lessor.instant()  # no batch has set it: what is passed on counts from this moment
-        if self._lessor.lane.run(self._end_all, ends) is not Outcome.COMMITTED:
+        if self._lessor.lane.run(self.end_all, ends) is not Outcome.COMMITTED:
             self._again += ends
 
-    def _end_all(self, ends: list[tuple[bytes, int, str]]) -> None:
+    def end_all(self, ends: list[tuple[bytes, int, str]]) -> None:
+        """Part of a transaction.  (key hash, generation, why) of leases that end with their process, their connection, or unheard of."""
         lessor = self._lessor
         for key_hash, generation, reason in ends:
             record = lessor.record(key_hash)

@@ -178,10 +178,7 @@ class Upkeep:
             if raw is None:
                 lessor.lane.after(self._tell_unknown, hold, "ended")
             elif all(held.call.passed_on is not None and held.call.peer.gone() for held in hold.held):
-                lessor.end(key_hash, decode_lease(raw), rules.RELEASED, UNDELIVERED)  # who waited for it hung up during the flush
-                if lessor.queues:
-                    lessor.pass_on(key_hash)
-                lessor.store_last()
+                self.binds.end_all([(key_hash, hold.generation, UNDELIVERED)])  # who waited for it hung up during the flush
             else:
                 flushed = confirmed(raw)
                 transaction.put(key_hash, flushed, db=leases)

@@ -170,7 +170,7 @@ def hooked(world: Any) -> None:
         told = [(world.place_of(key_hash), generation, reason) for key_hash, generation, reason in ends]
         lane._after.append((notices.bind_ends, (told,)))
 
-    before(daemon.binds, "_end_all", bind_ends)
+    before(daemon.binds, "end_all", bind_ends)
 
     # ---- connections and time
 

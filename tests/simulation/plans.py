@@ -19,7 +19,7 @@ COMMITS = [
     "_decide_all",
     "_lapse",
     "_miss",
-    "_end_all",
+    "end_all",
     "_confirm",
     "_undo",
     "end_wait",
