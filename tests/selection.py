@@ -3,7 +3,7 @@
 The plain command runs what any user can run on any Linux host.  What needs root or packages is left out by name, and said at the
 end and at the start; LEASED_TEST_ALL=1 runs everything and lets nothing be skipped: a test that cannot run there has failed.
 
-With `-n 2 --dist loadgroup` the tests of real processes run one after another in one worker, beside those that only compute.
+With `-n 2 --dist loadgroup` the tests of real processes run in two rows, each one after another in one worker; those that only compute fill up.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """An expression given by -m decides alone."""
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            if item.path.relative_to(HERE).parts[0] not in PURE:
-                item.add_marker(pytest.mark.xdist_group("real processes"))
+            folder = item.path.relative_to(HERE).parts[0]
+            if folder not in PURE:
+                item.add_marker(pytest.mark.xdist_group(folder if folder == "end_to_end" else "hosts"))
     counted = config.stash[_counted] = Counter()
     if ALL or config.option.markexpr:
         return
