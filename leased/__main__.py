@@ -13,7 +13,8 @@ from leased.version import VERSION
 if TYPE_CHECKING:
     from leased.config import Config
 
-_UNUSED: Final = "/run/unused.sock"
+_NOWHERE: Final = "/run/unused"
+_UNUSED: Final = f"{_NOWHERE}.sock"
 """For verbs that need no socket, so that they need no $XDG_RUNTIME_DIR to find one: cron has none."""
 
 _ABOUT: Final = """Leases for the processes and AI agents of one host: one holder per key, until it is released or its time is up.
@@ -172,13 +173,13 @@ def _also_behind(group: argparse.ArgumentParser) -> None:
 
 
 def _config(options: argparse.Namespace, *, runtime: bool = True) -> Config:
-    """`runtime`: the verb needs the runtime directory.  One that asks a named socket, or opens the ledger alone, does not:
-    cron, containers and `su` have no $XDG_RUNTIME_DIR to find it."""
+    """`runtime`: the verb needs the runtime directory.  One that asks a daemon, or opens the ledger alone, does not: cron, containers and
+    `su` have no $XDG_RUNTIME_DIR to find it, nor a daemon at the default path, unless the configuration names its socket."""
     from leased.config import load
 
     environ = dict(os.environ)
-    if not runtime and (options.socket or environ.get("LEASED_SOCKET")) and not environ.get("XDG_RUNTIME_DIR"):
-        environ["XDG_RUNTIME_DIR"] = "/run/unused"
+    if not runtime and not environ.get("XDG_RUNTIME_DIR"):
+        environ["XDG_RUNTIME_DIR"] = _NOWHERE
 
     def absolute(name: str) -> str | None:
         value = getattr(options, name, None)
@@ -232,10 +233,7 @@ def _fsck(options: argparse.Namespace) -> int:
 
 def _backup(options: argparse.Namespace) -> int:
     from leased.backup import backup
-    from leased.paths import default_socket
 
-    if options.socket is None and default_socket(os.geteuid() == 0, os.environ) is None:
-        options.socket = _UNUSED
     return backup(_config(options, runtime=False), Path(options.file), sys.stdout)
 
 
