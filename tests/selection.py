@@ -1,9 +1,9 @@
-"""Which tests are run, in which process, and what a skipped one means.
+"""Which tests are run, and what a skipped one means.
 
 The plain command runs what any user can run on any Linux host.  What needs root or packages is left out by name, and said at the
 end and at the start; LEASED_TEST_ALL=1 runs everything and lets nothing be skipped: a test that cannot run there has failed.
 
-With `-n 2 --dist loadgroup` the tests of real processes run in two rows, each one after another in one worker; those that only compute fill up.
+With `-n 2 --dist loadfile` two files are under way at a time, and the tests of one file run in their order.
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
 ALL = os.environ.get("LEASED_TEST_ALL", "") not in {"", "0"}
 LEFT_OUT = {
     "root": "need root (mounts, namespaces, power cuts)",
     "packages": "need packages (libfaketime, curl, promtool, prometheus-client, schemathesis, x402, tooz, redis-py, pynvim, node)",
 }
-PURE = frozenset({"unit", "property", "simulation"})  # folders whose tests only compute; the others start daemons, mount, boot
 HOW = "LEASED_TEST_ALL=1 runs them, as root; .ci/run installs what they need first"
 _counted = pytest.StashKey[Counter[str]]()
 
@@ -36,11 +33,6 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """An expression given by -m decides alone."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            folder = item.path.relative_to(HERE).parts[0]
-            if folder not in PURE:
-                item.add_marker(pytest.mark.xdist_group(folder if folder == "end_to_end" else "hosts"))
     counted = config.stash[_counted] = Counter()
     if ALL or config.option.markexpr:
         return

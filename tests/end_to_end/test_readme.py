@@ -49,7 +49,7 @@ def test_the_two_commands_are_one_line_each_and_name_what_is_there() -> None:
     (test,) = readme.blocks(readme.section("Test it"), "sh")
     venv = "python3 -m venv .venv && .venv/bin/pip install -q "
     assert run == f"{venv}. && .venv/bin/python contrib/demo/demo.py\n"
-    assert test == f"{venv}-e '.[test]' && .venv/bin/python -m pytest -n 2 --dist loadgroup\n"
+    assert test == f"{venv}-e '.[test]' && .venv/bin/python -m pytest -n 2 --dist loadfile\n"
     assert (ROOT / "contrib/demo/demo.py").is_file() and (ROOT / ".ci/run").stat().st_mode & 0o111
 
 
