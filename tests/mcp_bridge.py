@@ -172,7 +172,8 @@ class Web:
         given = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
         octets = body if isinstance(body, bytes) else json.dumps({"jsonrpc": "2.0", **body}).encode()
-        connection.request("POST", self.path, octets, given)
+        with contextlib.suppress(ConnectionError):  # refused before all of it was sent: the answer may be there all the same
+            connection.request("POST", self.path, octets, given)
         return connection
 
     def session(self, version: str) -> tuple[str, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -110,6 +111,14 @@ def test_every_version_of_the_handshake_is_spoken(http: Bridge) -> None:
         assert json.loads(message["result"]["content"][0]["text"])["held"] is False
 
 
+def refused_for_its_size(web: Web, **named: str) -> int:
+    """A connection closed upon us while we send may take the answer with it: that is TCP's, so it is asked again."""
+    for _ in range(10):
+        with contextlib.suppress(ConnectionError):
+            return web.post(b" " * (2 << 20), **named)[0]
+    return 0
+
+
 def test_what_is_no_request_for_a_tool_is_a_json_rpc_error(http: Bridge) -> None:
     web = Web(http.url)
     ask = {"id": 1, "method": "tools/call", "params": {"name": "steal", "arguments": {}}}
@@ -120,7 +129,7 @@ def test_what_is_no_request_for_a_tool_is_a_json_rpc_error(http: Bridge) -> None
     assert web.post(ask, **named)[2]["error"]["code"] == -32602
     assert web.post({"id": 2, "method": "leases/all"}, **named)[2]["error"]["code"] == -32601
     assert web.post(b"hello", **named)[0] == 400
-    assert web.post(b" " * (2 << 20), **named)[0] == 413
+    assert refused_for_its_size(web, **named) == 413
     later = {
         "id": 1,
         "method": "tools/list",
