@@ -79,7 +79,7 @@ def of_socket(path: str) -> Iterator[Finding]:
     if not seen.st_mode & stat.S_IWGRP:
         advice = "only its user may: set socket_mode and socket_group in the configuration"
     elif _in_database(seen.st_gid):
-        advice = f"this user was added to {group} after this session began: log in again, or run `newgrp {group}`"
+        advice = f"this user was added to {group} after this login: log in again, or run `newgrp {group}`"
     else:
         advice = f"an administrator can add you: `usermod -aG {group} {_user(os.getuid())}`, then log in again"
     yield Finding(FAIL, "socket", f"{path} keeps this user out ({mode})", advice)
