@@ -25,7 +25,7 @@ _SPACE: Final = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4)
 
 
 class Challenge:
-    """One challenge of one connection.  `waiting` are the calls that want the bind; `begun` is CLOCK_BOOTTIME, 0.0 before the first look."""
+    """One challenge of one connection.  `waiting` are the calls that want the bind; `begun` is when it was first looked at, else 0.0."""
 
     __slots__ = ("_nonce", "_pid", "begun", "descriptor", "sender", "waiting")
 
@@ -42,6 +42,11 @@ class Challenge:
     @property
     def question(self) -> dict[str, Any]:
         return {"nonce": self._nonce}
+
+    def overdue(self, now: float) -> bool:
+        """Asked each second, on any one clock."""
+        self.begun = self.begun or now
+        return now - self.begun >= MAX_PROOF_SECONDS
 
     def read(self, connection: socket.socket, size: int) -> bytes:
         """recv, remembering who sent it.  The kernel never joins bytes of two senders in one read of such a socket.  Raises OSError."""

@@ -22,19 +22,21 @@ from leased.doors.accepting import Accepting
 from leased.doors.callers import Callers, in_turn
 from leased.doors.http import REMOTE, HttpDoor
 from leased.doors.lines import LINGERING, AnyPeer, Line, http_peer, hung_up, overdue, tuned, turn_away
-from leased.doors.proof import MAX_PROOF_SECONDS, Challenge
+from leased.doors.proof import Challenge
 from leased.doors.rpc import Known, Room, RpcPeer, gone_for_good, nobody_known
 from leased.errors import PeerError
 from leased.peers import Policy, peer_pidfd
 
 log = structlog.get_logger()
 
+LOOK_AGAIN_FROM: Final = 2  # calls of one turn from which on others are likely to have come meanwhile
 LARGE_AT_ONCE: Final = 4  # answers of one turn that may be a page of `list`: milliseconds each, which all others wait
 READ_BYTES: Final = 64 * 1024
 CALLS_AT_ONCE: Final = 1024  # of one turn, over all connections: ten milliseconds or so that everybody waits
 EVENTS_BESIDE_CLIENTS: Final = 256  # listeners and pidfds in one turn; every client has a place of its own
 _IN, _OUT, _GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 _HALF: Final = select.EPOLLRDHUP  # over TCP the end of what a client sends is the end of its waiting, PROTOCOL calls it EOF
+Events = list[tuple[int, int]]
 Decide = Callable[[list[Call], float | None], None]
 HungUp = Callable[[AnyPeer], None]
 
@@ -100,35 +102,18 @@ class Switchboard:
         calling: list[socket.socket] = []
         self._room.left = LARGE_AT_ONCE
         most = CALLS_AT_ONCE if judged is None else frames.EVERYTHING
-        served = self._serve_backlog(batch, most // 2) if self._backlog else ()  # the other half is for whoever has just come
+        served = self._serve_backlog(batch, most // 2) if self._backlog else set()  # the other half is for whoever has just come
+        if judged is not None:
+            served = set()  # everything counts: there is no next turn to wait for
         events, self._first = in_turn(events, self._first), -1
         if self._others:  # the dead first: what they held may be what the living ask for now
             for descriptor, _ in events:
                 then = self._others.get(descriptor)
                 if then is not None:
                     then()
-        for descriptor, event in events:
-            line = self._lines.get(descriptor)
-            if line is None:
-                if descriptor in self._accepting.listeners:
-                    calling.append(self._accepting.listeners[descriptor])
-                continue
-            if event & _OUT:
-                self._send(line)
-            if event & _GONE or (event & _HALF and line.peer.waits):
-                line.peer.probe = gone_for_good
-                while self._read(line, batch):  # what it sent before it hung up still counts: releases above all
-                    pass
-                ended.append(line)
-            elif event & _IN and line not in self._backlog:
-                if line in served and judged is None:
-                    continue  # the next turn will: what is said about bad bytes must not overtake the answers due before
-                if len(batch) >= most:
-                    self._first = descriptor if self._first < 0 else self._first
-                elif line.peer.full:
-                    self._watch(line, _OUT)
-                elif not self._read(line, batch):
-                    ended.append(line)
+        self._gather(events, batch, ended, calling, served, most)
+        if len(batch) >= LOOK_AGAIN_FROM and judged is None:
+            self._look_again(events, batch, ended, served, most)
         if batch:
             self._decide(batch, judged)
         self.flush()
@@ -145,6 +130,44 @@ class Switchboard:
             for connection in self._accepting.accept(listener):
                 self._admit(connection)
         return bool(events or batch)
+
+    def _gather(
+        self, events: Events, batch: list[Call], ended: list[Line], calling: list[socket.socket], served: set[Line], most: int
+    ) -> None:
+        """Read from each that is ready, once."""
+        for descriptor, event in events:
+            line = self._lines.get(descriptor)
+            if line is None:
+                if descriptor in self._accepting.listeners:
+                    calling.append(self._accepting.listeners[descriptor])
+                continue
+            if event & _OUT:
+                self._send(line)
+            if event & _GONE or (event & _HALF and line.peer.waits):
+                line.peer.probe = gone_for_good
+                while self._read(line, batch):  # what it sent before it hung up still counts: releases above all
+                    pass
+                ended.append(line)
+            elif event & _IN and line not in self._backlog:
+                if line in served:
+                    continue  # the next turn will: what is said about bad bytes must not overtake the answers due before
+                if len(batch) >= most:
+                    self._first = descriptor if self._first < 0 else self._first
+                elif line.peer.full:
+                    self._watch(line, _OUT)
+                elif not self._read(line, batch):
+                    ended.append(line)
+
+    def _look_again(self, events: Events, batch: list[Call], ended: list[Line], served: set[Line], most: int) -> None:
+        """Take in who has asked while the others were read: one transaction for all costs less than two.  Nobody is read twice, and where a
+        descriptor that is no client's has something to say, it is heard first: in the next turn."""
+        seen = {descriptor for descriptor, _ in events}
+        while len(seen) < len(self._lines) and len(batch) < most:
+            fresh = [event for event in self.epoll.poll(0.0, len(self._lines) + EVENTS_BESIDE_CLIENTS) if event[0] not in seen]
+            if not fresh or not all(descriptor in self._lines for descriptor, _ in fresh):
+                return
+            self._gather(fresh, batch, ended, [], served, most)
+            seen.update([descriptor for descriptor, _ in fresh])
 
     def _serve_backlog(self, batch: list[Call], most: int) -> set[Line]:
         """What was read in earlier turns.  Returns whose turn this was; whoever was not served comes first in the next."""
@@ -348,10 +371,8 @@ class Switchboard:
         self._callers.each_second()
         for line in list(self._lines.values()):
             challenge = line.peer.challenged
-            if challenge is not None:
-                challenge.begun = challenge.begun or now
-                if now - challenge.begun >= MAX_PROOF_SECONDS:
-                    line.peer.give_up_proof(challenge)
+            if challenge is not None and challenge.overdue(now):
+                line.peer.give_up_proof(challenge)
         for line in list(self._unfinished):
             if line.since == 0.0:
                 line.since = now

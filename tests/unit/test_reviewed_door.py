@@ -22,9 +22,9 @@ from leased.config import Config
 from leased.config_keys import Limits
 from leased.daemon import Daemon
 from leased.doors.http import HttpDoor
-from leased.doors.rpc import MESSAGES_AT_ONCE, nobody_known
+from leased.doors.rpc import MESSAGES_AT_ONCE, Known, nobody_known
 from leased.doors.unix import Switchboard
-from leased.model import LeaseRequest
+from leased.model import Identity, LeaseRequest
 from leased.opening import open_state
 from leased.peers import Policy
 from leased.state.ledger import INITIALISED, write_initialised
@@ -42,19 +42,28 @@ class Desk:
     def __init__(self) -> None:
         self.deciding: Callable[[Call], object] = lambda call: call.answer({})
         self.decided: list[Call] = []
+        self.batches: list[list[Call]] = []
         self.undelivered: list[list[tuple[bytes, int]]] = []
         policy = Policy(by_uid={}, by_gid={}, per_uid=False, operator_group=None)
         self.board = Switchboard(policy, Limits(), self._decide, lambda peer: self.undelivered.append(list(peer.undelivered)))
-        self.client, theirs = socket.socketpair()
-        self.client.setblocking(False)
-        for end in (self.client, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES // 2)  # which the kernel doubles
-        self.board._admit(theirs)
+        self.known: Known = nobody_known
+        self.board.known = lambda secret, identity, caller: self.known(secret, identity, caller)
+        self.client = self.another()
         self.replies = frames.Replies()
         self.unsent = b""
 
+    def another(self) -> socket.socket:
+        """The client's end of one more connection."""
+        client, theirs = socket.socketpair()
+        client.setblocking(False)
+        for end in (client, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES // 2)  # which the kernel doubles
+        self.board._admit(theirs)
+        return client
+
     def _decide(self, batch: list[Call], judged: float | None) -> None:
         self.decided += batch
+        self.batches.append(list(batch))
         for call in batch:
             self.deciding(call)
 
@@ -84,6 +93,62 @@ def desk() -> Iterator[Desk]:
         made.client.close()
         made.board.close_all()
         made.board.epoll.close()
+
+
+# ---- who asks while others are read
+
+
+def asked(desk: Desk, said: Callable[[], object], judged: float | None = None) -> list[list[str]]:
+    """Two clients have asked; `said` happens while the second is read.  The keys of each batch of the turn and of the one after it."""
+
+    def known(secret: str, identity: Identity, caller: object) -> Identity:
+        said()
+        return identity
+
+    desk.known = known
+    first, second = desk.another(), desk.another()
+    first.send(frames.request(1, "check", {"key": "first"}))
+    second.send(frames.request(1, "check", {"key": "second", "agent_key": "k"}))
+    try:
+        desk.board.turn(judged)
+        desk.board.turn()
+    finally:
+        first.close()
+        second.close()
+    return [[call.request.key for call in batch] for batch in desk.batches]
+
+
+def test_who_asks_while_others_are_read_is_decided_with_them(desk: Desk) -> None:
+    assert asked(desk, lambda: desk.say(("check", {"key": "late"}))) == [["first", "second", "late"]]
+
+
+def test_after_a_pause_only_what_had_come_by_then_is_judged_by_its_instant(desk: Desk) -> None:
+    assert asked(desk, lambda: desk.say(("check", {"key": "late"})), 1.0) == [["first", "second"], ["late"]]
+
+
+def test_nobody_is_read_twice_in_a_turn(desk: Desk) -> None:
+    third = desk.another()
+    more: list[Callable[[], object]] = [
+        lambda: desk.say(("check", {"key": "late", "agent_key": "k"})),
+        lambda: third.send(frames.request(1, "check", {"key": "later"})) and desk.say(("check", {"key": "again"})),
+    ]
+    assert asked(desk, lambda: more.pop(0)()) == [["first", "second", "late", "later"], ["again"]]
+    third.close()
+
+
+def test_what_is_no_client_is_heard_before_who_asks_after_it(desk: Desk) -> None:
+    heard: list[int] = []
+    read, write = os.pipe()
+    desk.board.readable(read, lambda: heard.append(len(desk.batches)) or desk.board.forget(read))
+
+    def said() -> None:
+        os.write(write, b"x")
+        desk.say(("check", {"key": "late"}))
+
+    assert asked(desk, said) == [["first", "second"], ["late"]]
+    assert heard == [1]
+    os.close(read)
+    os.close(write)
 
 
 # ---- long pipelines
