@@ -37,8 +37,8 @@ class Field(NamedTuple):
     name: str
     kind: Kind
     description: str
-    low: float = 0
-    high: float = 0
+    low: int | float = 0
+    high: int | float = 0
     choices: tuple[str, ...] = ()
     attribute: str = ""
     default: Any = None
@@ -50,7 +50,7 @@ def checker(field: Field) -> Check:
     return _CHECKERS[field.kind](field)
 
 
-def plain(number: float) -> int | float:
+def plain(number: int | float) -> int | float:
     """A bound as people write it: 3600, not 3600.0."""
     return int(number) if number == int(number) else number
 

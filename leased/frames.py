@@ -10,7 +10,7 @@
   its buffer limit does not see it: 64 KiB of empty maps are 4 MB.  Its `skip` builds nothing, so a connection costs only the bytes
   that wait (twice: here and in msgpack's buffer), and a message is decoded by the same function however it was cut on its way.
 * Most reads are exactly one flat request.  It is decoded in one call, and its bytes prove what the strict decoder would have
-  proved (`_flat`).  Whatever is not as plain as that is decoded again with every rule in place (`_strict`).
+  proved (`single`).  Whatever is not as plain as that is decoded again with every rule in place (`_strict`).
 * Damage is for ever: after a bad byte nobody knows where the next message begins.  The good messages before it are handed out
   first, then `take` raises `FrameError`, now and at every later call.
 
@@ -141,7 +141,7 @@ def _measure(message: Any, most: int) -> None:
         raise FrameError("invalid_argument", f"message is nested deeper than {MAX_DEPTH}")
 
 
-def _flat(raw: Octets) -> Request | None:
+def single(raw: Octets) -> Request | None:
     """The one request that `raw` is, if it is a short one with at most 15 scalar parameters and no oddity; else None.
 
     msgpack is called without the strict rules and their hook, which double its time.  What they would catch is read from the
@@ -327,19 +327,17 @@ class _Stream(Generic[_M]):
         raise NotImplementedError
 
 
-single = _flat
-"""The request that some bytes are, if they are exactly one plain request, decoded with every rule kept; None: ask `Requests`."""
-
-
 class Requests(_Stream[Request]):
     """The server's end: (msgid, method, params), msgid None for notifications.  See the base class for feed and take."""
 
     __slots__ = ()
     _limit = MAX_MESSAGE_BYTES
-    _single = staticmethod(_flat)
+
+    def _single(self, raw: Octets) -> Request | None:
+        return single(raw)
 
     def _decode(self, raw: Octets) -> Request:
-        return _flat(raw) or _request(_strict(raw, _RULES, MAX_VALUES))
+        return single(raw) or _request(_strict(raw, _RULES, MAX_VALUES))
 
 
 class Replies(_Stream[Answer | Event]):

@@ -154,7 +154,7 @@ class Lessor(Holdings):
         record = self.standing(key_hash, request.key)
         if record is None:
             self.gate.admit_unknown_key(self.now.boot)
-        decision = rules.renew(record, request, Ask(namespace, self.digests.proof(request.fence)), self.now)
+        decision = rules.renew(record, request, self._presented(namespace, request.fence), self.now)
         if decision.lease is None:
             self.lane.after(self.refuse, call, decision.reply)
         else:
@@ -168,7 +168,7 @@ class Lessor(Holdings):
         record = self.standing(key_hash, request.key)
         if record is None:
             self.gate.admit_unknown_key(self.now.boot)
-        decision = rules.release(record, request, Ask(namespace, self.digests.proof(request.fence)), self.now)
+        decision = rules.release(record, request, self._presented(namespace, request.fence), self.now)
         if decision.lease is not None:
             self.end(key_hash, decision.lease, rules.RELEASED, "")
             if call.agent_lock:
@@ -197,6 +197,10 @@ class Lessor(Holdings):
             self.price(call, key_hash, request.holder, refusal)
         elif self.billing is not None and refusal["reason"] in BILLED_REASONS:
             refusal["charge"] = self.billing.refused(call.identity.namespace, key_hash, request.holder)
+
+    def _presented(self, namespace: str, fence: int) -> Ask:
+        ask: Ask = model.made(Ask, (namespace, self.digests.proof(fence), b"", 0, False))
+        return ask
 
     def _plain_ask(self, namespace: str) -> Ask:
         """Of a caller without credentials, the same for all of a namespace.  A few namespaces are kept."""

@@ -29,7 +29,7 @@ The instant handed in judges with `judged` and counts new deadlines from `boot`;
 
 from __future__ import annotations
 
-from hmac import compare_digest
+import hmac
 from typing import Any, Final, NamedTuple
 
 from leased.clock import rfc3339
@@ -45,8 +45,10 @@ from leased.model import (
     ReleaseRequest,
     RenewRequest,
     Reply,
+    made,
 )
 
+compare_digest: Final = hmac.compare_digest
 MIN_RETRY_SECONDS: Final = 0.05  # a refused caller is never told to come back at once
 UNKNOWN_RETRY_SECONDS: Final = 1.0
 
@@ -66,6 +68,11 @@ class Decision(NamedTuple):
     lease: Lease | None = None
 
 
+def _decision(reply: Reply, change: str, lease: Lease | None = None) -> Decision:
+    decision: Decision = made(Decision, (reply, change, lease))
+    return decision
+
+
 def live(lease: Lease | None, now: Instant) -> bool:
     """Live means now < deadline: at exactly the deadline it has lapsed."""
     return lease is not None and now.judged < lease.deadline
@@ -81,49 +88,49 @@ def lease(record: Lease | None, request: LeaseRequest, ask: Ask, now: Instant, f
     """`lease`, by the table at the head of this file."""
     if record is None or now.judged >= record.deadline:
         if ask.spent:
-            return Decision(refusal(None, request.key, request.holder, "spent", now), REFUSED)
+            return _decision(refusal(None, request.key, request.holder, "spent", now), REFUSED)
         return grant(request, ask, now, fresh)
     same_holder = record.holder == request.holder
     if ask.proof and compare_digest(record.proof, ask.proof):
         if not same_holder:
-            return Decision(refusal(record, request.key, request.holder, "wrong_holder", now), REFUSED)
+            return _decision(refusal(record, request.key, request.holder, "wrong_holder", now), REFUSED)
         return _renewal(record, request.key, request.ttl, str(request.fence), now)
     if ask.rid and same_holder and compare_digest(record.rid, ask.rid) and not record.presented:
         fence = str(record.sealed ^ ask.rid_mask)
-        return Decision(
+        return _decision(
             _held_reply(record, request.key, fence, now, max(0.0, record.deadline - now.boot), renewed=False), REPLAYED, record
         )
     reason = "spent" if ask.spent else "wrong_fence" if ask.proof else "same_label" if same_holder else "held"
-    return Decision(refusal(record, request.key, request.holder, reason, now), REFUSED)
+    return _decision(refusal(record, request.key, request.holder, reason, now), REFUSED)
 
 
 def renew(record: Lease | None, request: RenewRequest, ask: Ask, now: Instant) -> Decision:
     """`renew`: strict, never a fresh grant."""
     if record is None or now.judged >= record.deadline:
-        return Decision(refusal(None, request.key, request.holder, "lapsed", now), REFUSED)
+        return _decision(refusal(None, request.key, request.holder, "lapsed", now), REFUSED)
     if not compare_digest(record.proof, ask.proof):
-        return Decision(refusal(record, request.key, request.holder, "wrong_fence", now), REFUSED)
+        return _decision(refusal(record, request.key, request.holder, "wrong_fence", now), REFUSED)
     if record.holder != request.holder:
-        return Decision(refusal(record, request.key, request.holder, "wrong_holder", now), REFUSED)
+        return _decision(refusal(record, request.key, request.holder, "wrong_holder", now), REFUSED)
     return _renewal(record, request.key, request.ttl, str(request.fence), now)
 
 
 def release(record: Lease | None, request: ReleaseRequest, ask: Ask, now: Instant) -> Decision:
     """`release`: the fence decides; a holder, when given, must be the lease's too."""
     if record is None or now.judged >= record.deadline:
-        return Decision({"released": False, "key": request.key, "reason": "expired", **_standing(None, now)}, REFUSED)
+        return _decision({"released": False, "key": request.key, "reason": "expired", **_standing(None, now)}, REFUSED)
     if not compare_digest(record.proof, ask.proof) or request.holder not in {None, record.holder}:
         standing = _standing(record, now)
         del standing["retry_after_seconds"]  # it is nobody's turn to try again
-        return Decision({"released": False, "key": request.key, "reason": "not_holder", **standing}, REFUSED)
-    return Decision({"released": True, "key": request.key, "generation": record.generation}, RELEASED, record)
+        return _decision({"released": False, "key": request.key, "reason": "not_holder", **standing}, REFUSED)
+    return _decision({"released": True, "key": request.key, "generation": record.generation}, RELEASED, record)
 
 
 def revoke(record: Lease | None, now: Instant) -> Decision:
     """`revoke`: by authority, not by fence."""
     if record is None or now.judged >= record.deadline:
-        return Decision({"revoked": False, "reason": "expired"}, REFUSED)
-    return Decision({"revoked": True, "generation": record.generation, "held_by": record.holder}, REVOKED, record)
+        return _decision({"revoked": False, "reason": "expired"}, REFUSED)
+    return _decision({"revoked": True, "generation": record.generation, "held_by": record.holder}, REVOKED, record)
 
 
 def check(record: Lease | None, request: CheckRequest, now: Instant, waiting: int) -> Reply:
@@ -229,13 +236,17 @@ def grant(request: LeaseRequest, ask: Ask, now: Instant, fresh: Fresh) -> Decisi
     ttl = DEFAULT_TTL_SECONDS if request.ttl is None else request.ttl
     deadline = now.boot + ttl
     if ask.rid:
-        record = Lease(
-            ask.namespace, request.holder, request.scope, fresh.generation, fresh.proof, ttl, deadline, request.bind,
-            ask.rid, fresh.fence ^ ask.rid_mask, deadline,
-        )  # fmt: skip
+        rid, sealed, rid_until = ask.rid, fresh.fence ^ ask.rid_mask, deadline
     else:
-        record = Lease(ask.namespace, request.holder, request.scope, fresh.generation, fresh.proof, ttl, deadline, request.bind)
-    return Decision(_held_reply(record, request.key, str(fresh.fence), now, ttl, renewed=False), GRANTED, record)
+        rid, sealed, rid_until = b"", 0, 0.0
+    record: Lease = made(
+        Lease,
+        (
+            ask.namespace, request.holder, request.scope, fresh.generation, fresh.proof, ttl, deadline, request.bind, rid, sealed,
+            rid_until, False, False, 0.0, 0.0,
+        ),
+    )  # fmt: skip
+    return _decision(_held_reply(record, request.key, str(fresh.fence), now, ttl, renewed=False), GRANTED, record)
 
 
 def _renewal(record: Lease, key: str, ttl: float | None, fence: str, now: Instant) -> Decision:
@@ -260,11 +271,14 @@ def _renewal(record: Lease, key: str, ttl: float | None, fence: str, now: Instan
         previous_ttl,
         previous_deadline,
     ) = record
-    renewed = Lease(  # field by field: _replace takes three times as long
-        namespace, holder, scope, generation, proof, ttl, now.boot + ttl, bind, rid, sealed, rid_until, True,
-        unflushed, previous_ttl, previous_deadline,
+    renewed: Lease = made(
+        Lease,
+        (
+            namespace, holder, scope, generation, proof, ttl, now.boot + ttl, bind, rid, sealed, rid_until, True, unflushed,
+            previous_ttl, previous_deadline,
+        ),
     )  # fmt: skip
-    return Decision(_held_reply(renewed, key, fence, now, ttl, renewed=True), RENEWED, renewed)
+    return _decision(_held_reply(renewed, key, fence, now, ttl, renewed=True), RENEWED, renewed)
 
 
 def _held_reply(record: Lease, key: str, fence: str, now: Instant, remaining: float, *, renewed: bool) -> Reply:

@@ -351,7 +351,7 @@ _PLANS: Final = {name: _plan(operation) for name, operation in OPERATIONS.items(
 _new = tuple.__new__  # the model's own constructor takes keywords, at twice the price
 
 
-def parse(operation: str, params: dict[Any, Any]) -> Request:
+def parse(operation: Any, params: Any) -> Request:
     """The request that `params` (as a door decoded them) means.  A field that is None counts as absent.
 
     Raises PeerError: `unknown_method` for an operation that is not in the table, else `invalid_argument` whose text begins with the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from leased import frames
 from leased.calls import Call, Undelivered
@@ -90,7 +90,10 @@ class RpcPeer:
     )  # fmt: skip
 
     local = True
-    idle = more = stalled = waits = False  # an HTTP connection can be in these states, see http.py
+    idle: ClassVar[bool] = False  # an HTTP connection can be in these states, see http.py
+    more: ClassVar[bool] = False
+    stalled: ClassVar[bool] = False
+    waits: ClassVar[bool] = False
 
     def __init__(
         self, identity: Identity, schedule: Callable[[Any], None], probe: Callable[[], bool], pidfd: Callable[[], int]
@@ -163,10 +166,13 @@ class RpcPeer:
         if self._frames.pending or self._later or self.ending or self.probe is gone_for_good:
             return False
         message = frames.single(chunk)
-        if message is None or message[1] in LARGE:
+        if message is None:
+            return False
+        msgid, method, params = message
+        if method in LARGE:
             return False
         self.begun += 1
-        self._understand(*message, batch)
+        self._understand(msgid, method, params, batch)
         return True
 
     def _understand(self, msgid: int | None, method: str, params: frames.Params, batch: list[Call]) -> None:

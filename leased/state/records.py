@@ -10,27 +10,28 @@ downgrade must be possible.  A reader that meets a version it does not know refu
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
-from zlib import crc32
 
 from leased.digests import KEY_HASH_BYTES, PROOF_BYTES
 from leased.errors import StateRefused
-from leased.model import Lease, Tombstone
+from leased.model import Lease, Tombstone, made
 
 LEASE_VERSION: Final = 1
 TOMBSTONE_VERSION: Final = 1
-_HEAD = struct.Struct(
+_HEAD: Final = struct.Struct(
     "<BBQddQddd16s16sHHH"
 )  # version flags generation ttl deadline sealed rid_until previous(2) proof rid lengths(3)
-_GLANCE = struct.Struct("<BBQdd")
-_PREVIOUS = struct.Struct("<dd")
+_GLANCE: Final = struct.Struct("<BBQdd")
+_PREVIOUS: Final = struct.Struct("<dd")
 _PREVIOUS_AT: Final = struct.calcsize("<BBQddQd")
-_TOMBSTONE = struct.Struct(f"<B{KEY_HASH_BYTES}s{PROOF_BYTES}sd")
-_CRC = struct.Struct("<I")
+_TOMBSTONE: Final = struct.Struct(f"<B{KEY_HASH_BYTES}s{PROOF_BYTES}sd")
+_CRC: Final = struct.Struct("<I")
+crc32: Final = zlib.crc32
 _RESIDUE: Final = 0x2144DF1C  # the CRC-32 of anything followed by its own CRC-32: no slice is needed to check one
 _HAS_RID, _HAS_SCOPE, _PRESENTED, _UNFLUSHED, _BIND_SHIFT = 1, 2, 4, 8, 4
-_NO_RID = bytes(16)
+_NO_RID: Final = bytes(16)
 
 
 class RecordDamaged(ValueError):
@@ -94,23 +95,15 @@ def decode_lease(record: bytes) -> Lease:
     unit_at = label_at + n_label
     if unit_at + n_unit != size:
         raise RecordDamaged("a lease record has text of the wrong length")
-    return Lease(
-        record[at:label_at].decode(),
-        record[label_at:unit_at].decode(),
-        record[unit_at:size].decode() if flags & _HAS_SCOPE else None,
-        generation,
-        proof,
-        ttl,
-        deadline,
-        flags >> _BIND_SHIFT,
-        rid if flags & _HAS_RID else b"",
-        sealed,
-        rid_until,
-        bool(flags & _PRESENTED),
-        bool(flags & _UNFLUSHED),
-        p_ttl,
-        p_deadline,
-    )
+    lease: Lease = made(
+        Lease,
+        (
+            record[at:label_at].decode(), record[label_at:unit_at].decode(), record[unit_at:size].decode() if flags & _HAS_SCOPE else None,
+            generation, proof, ttl, deadline, flags >> _BIND_SHIFT, rid if flags & _HAS_RID else b"", sealed, rid_until,
+            flags & _PRESENTED != 0, flags & _UNFLUSHED != 0, p_ttl, p_deadline,
+        ),
+    )  # fmt: skip
+    return lease
 
 
 def glance(raw: bytes, at: int = 0, sealed: int = 0) -> tuple[int, float, float] | None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import lmdb
 
-from leased.calls import Call
+from leased.calls import Call, Undelivered
 from leased.clock import Now
 from leased.errors import PeerError
 from leased.model import Identity, Reply
@@ -52,7 +52,7 @@ class Caller:
         self.watch: Any = None
         self.process: Any = None
         self.bound: dict[bytes, int] = {}
-        self.undelivered: list[tuple[bytes, int]] = []
+        self.undelivered = Undelivered()
         self.out_bytes = 0
         self._listener = listener
 

@@ -102,7 +102,7 @@ def test_good_messages_whole_and_byte_by_byte(raw: bytes, expected: Request) -> 
 
 def test_the_usual_request_takes_the_fast_path() -> None:
     for msgid in (0, 127, 128, 255, 256, 65535, 65536, 2**32 - 1):
-        assert frames._flat(msgpack.packb([0, msgid, "lease", [LEASE]])) == (msgid, "lease", LEASE)
+        assert frames.single(msgpack.packb([0, msgid, "lease", [LEASE]])) == (msgid, "lease", LEASE)
     stream = Requests()
     stream.feed(GOOD)
     stream.take(1)

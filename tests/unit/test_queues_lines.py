@@ -70,7 +70,7 @@ def test_a_grant_that_was_never_read_ends_with_its_connection_unless_a_repeat_wa
     w.release("A")
     first = w.caller("B")
     assert call.passed_on is not None
-    first.undelivered.append(call.passed_on)
+    first.undelivered.add(call.passed_on, 1)
     if repeated:
         (again,) = w.decide(("B again", LeaseRequest("k", "B", 20.0, request_id=RID)))
         assert w.answers[again]["acquired"] is True
