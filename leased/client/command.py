@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Final
 
 from leased.client.shell import (
     EXIT_BROKEN_PIPE,
@@ -25,7 +24,10 @@ from leased.client.shell import (
 )
 from leased.version import VERSION
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Final
+
     from leased.client.errors import LeasedClientError
 
 _LEASES: Final = "leased.client.verbs"
@@ -130,9 +132,7 @@ def _overview() -> str:
 
 
 def _find(name: str) -> Verb:
-    from importlib import import_module
-
-    verb: Verb = import_module(VERBS[name][0]).VERBS[name]
+    verb: Verb = __import__(VERBS[name][0], fromlist=["VERBS"]).VERBS[name]
     return verb
 
 

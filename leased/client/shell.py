@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+
+from leased.light import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Final
 
 EXIT_YES: Final = 0
 EXIT_NO: Final = 1  # check of a free key, release false
