@@ -194,9 +194,9 @@ class Output:
     def record(self, reply: dict[str, Any]) -> None:
         """One line of JSON, if --json was given."""
         if self.json:
-            import json
+            from leased.client.as_json import as_json
 
-            print(json.dumps(reply, ensure_ascii=False))
+            print(as_json(reply))
 
     def flush(self) -> None:
         """Raises BrokenPipeError if nobody reads what was said."""

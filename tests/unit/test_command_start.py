@@ -107,7 +107,7 @@ def answered(asked: Asked) -> dict[str, Any]:
     return answers.get(asked.method, lease)
 
 
-@pytest.mark.parametrize("form", [[]])
+@pytest.mark.parametrize("form", [[], ["--json"]])
 @pytest.mark.parametrize("verb", PLAIN)
 def test_a_plain_verb_answers_without_anything_heavy(verb: str, form: list[str], tmp_path: Path) -> None:
     words = [verb, *(str(tmp_path / word) if word == "fence" else word for word in PLAIN[verb]), *form]
