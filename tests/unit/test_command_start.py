@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 from fake_daemon import Asked, FakeDaemon
+
+from leased.client.command import main
 
 ROOT = Path(__file__).resolve().parents[2]
 NEVER = {
@@ -121,6 +124,23 @@ def test_a_plain_verb_answers_without_anything_heavy(verb: str, form: list[str],
         *("leased.errors", "leased.frames", "leased.light", "leased.paths", "leased.version")
     }
     assert len(modules) <= 60, sorted(modules)
+
+
+def test_only_the_process_that_ends_is_spared_the_search_for_garbage(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "k", "--socket", "/nowhere"]) == 69
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+    told = "import gc; from leased.client.command import main; print(main(), gc.isenabled(), gc.get_freeze_count() > 0)"
+    for words, ended in ((["check", "k"], "69 False True"), (["watch", "k"], "69 True True")):
+        run = subprocess.run(
+            [sys.executable, "-c", told, *words, "--socket", "/nowhere", "--timeout", "50ms"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert run.stdout.splitlines()[-1] == ended
 
 
 def test_one_import_more_would_be_seen() -> None:
