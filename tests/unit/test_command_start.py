@@ -35,15 +35,19 @@ NEVER = {
 TYPING = {"typing", "re", "enum", "contextlib", "functools", "warnings", "importlib"}
 """What `typing` brings, which alone is half of what a bare Python takes to start."""
 
-PLAIN = {
-    "acquire": ["k", "--fence-out", "fence"],
-    "renew": ["k"],
-    "release": ["k"],
-    "check": ["k"],
-    "list": [],
-    "revoke": ["k", "--reason", "r"],
-    "info": [],
-}
+PLAIN = [
+    "acquire k --fence-out fence",
+    "acquire k --wait 1s",
+    "renew k",
+    "release k",
+    "check k",
+    "list",
+    "revoke k --reason r",
+    "info",
+    "usage",
+    "heartbeat s --expect-within 60s",
+    "resume s",
+]
 BEYOND_A_PLAIN_VERB = (
     NEVER | TYPING | {"socket", "selectors", "threading", "json", "signal", "ctypes", "tempfile", "random", "secrets"}
 )
@@ -106,14 +110,18 @@ def answered(asked: Asked) -> dict[str, Any]:
         "check": {"held": True, "key": "k", "held_by": "me", "generation": 1, "expires_in_seconds": 5.0, "waiting": 0},
         "list": {"leases": [lease], "cursor": None},
         "info": {"version": "0", "limits": {"max_leases": 1}, "peers": [1, 2]},
+        "heartbeat": {"scope": "s", "armed": True, "due_in_seconds": 60.0, "released": [{"key": "k"}]},
+        "resume_packet": {"scope": "s", "leases": [lease], "switch": None, "empty": False},
+        "usage": {"namespace": "n", "amount": "0", "currency": "USDC", "refusals_billed": 0, "calls_billed": 0}
+        | {"pending_upstream": 0, "dead_letters": 0, "more": [1]},
     }
     return answers.get(asked.method, lease)
 
 
-@pytest.mark.parametrize("form", [[], ["--json"]])
-@pytest.mark.parametrize("verb", PLAIN)
-def test_a_plain_verb_answers_without_anything_heavy(verb: str, form: list[str], tmp_path: Path) -> None:
-    words = [verb, *(str(tmp_path / word) if word == "fence" else word for word in PLAIN[verb]), *form]
+@pytest.mark.parametrize("form", ["", " --json"])
+@pytest.mark.parametrize("line", PLAIN)
+def test_a_plain_verb_answers_without_anything_heavy(line: str, form: str, tmp_path: Path) -> None:
+    words = [str(tmp_path / word) if word == "fence" else word for word in (line + form).split()]
     with FakeDaemon(tmp_path / "s", answered) as daemon:
         environment = {**os.environ, "LEASED_SOCKET": daemon.path, "LEASE_FENCE": "9007199254740993"}
         code, out, modules = outcome(words, environment)
@@ -121,9 +129,18 @@ def test_a_plain_verb_answers_without_anything_heavy(verb: str, form: list[str],
     assert not form or json.loads(out.splitlines()[0])
     assert modules.isdisjoint(BEYOND_A_PLAIN_VERB), modules & BEYOND_A_PLAIN_VERB
     assert {name for name in modules if name.startswith("leased.") and not name.startswith("leased.client")} == {
-        *("leased.errors", "leased.frames", "leased.light", "leased.paths", "leased.version")
+        *("leased.errors", "leased.frames", "leased.light", "leased.paths", "leased.version"),
+        *(["leased.clock"] if "--wait" in words else []),
     }
     assert len(modules) <= 60, sorted(modules)
+
+
+def test_a_command_under_a_lease_starts_without_typing(tmp_path: Path) -> None:
+    with FakeDaemon(tmp_path / "s", answered) as daemon:
+        code, _, modules = outcome(["run", "k", "--socket", daemon.path, "--", "true"])
+    assert code == 0
+    assert "leased.client.running" in modules
+    assert modules.isdisjoint(NEVER | {"typing", "re", "contextlib", "socket", "json", "tempfile", "random", "secrets"})
 
 
 def test_only_the_process_that_ends_is_spared_the_search_for_garbage(capfd: pytest.CaptureFixture[str]) -> None:
