@@ -1,7 +1,7 @@
-"""The names of `typing` that a class statement needs when it runs, without `typing`, whose import costs a command half its start.
+"""The names of `typing` that a class statement needs when it runs, without `typing`, whose import costs half of what Python's start does.
 
-Type checkers take them for what they stand for.  What only annotations need is imported from `typing` under TYPE_CHECKING, which
-modules a client imports set to False themselves: checkers know that name.
+Type checkers take them for the real ones.  What only annotations need is imported from `typing` under TYPE_CHECKING, which a module
+that clients import sets to False itself: checkers know that name and hold it for true.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ else:
             return cls
 
     class Protocol:
-        """A base that nobody inherits from at run time but the descriptions themselves."""
+        """The base of a description.  What fits one does not inherit from it, and nothing asks at run time whether it fits."""
 
         __slots__ = ()
 
@@ -42,9 +42,9 @@ else:
             defaults = [body.pop(field) for field in fields if field in body]
             made = namedtuple(name, fields, defaults=defaults, module=body["__module__"])
             for attribute, value in body.items():
-                if attribute not in {"__module__", "__slots__"}:
+                if attribute != "__module__":
                     setattr(made, attribute, value)
             return made
 
     class NamedTuple(metaclass=_Tuples):
-        pass
+        __slots__ = ()
