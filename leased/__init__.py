@@ -5,11 +5,12 @@ The public names are imported when first used: `import leased` costs a client ne
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from leased.version import VERSION as __version__
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from leased.client.async_client import AsyncClient as AsyncClient
     from leased.client.errors import DaemonUnreachable as DaemonUnreachable
     from leased.client.errors import LeaseLost as LeaseLost

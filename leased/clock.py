@@ -7,11 +7,11 @@ pushes generations forward.  Nothing else in the package reads a clock; tests ha
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import NamedTuple, Protocol
 
-BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
-TIME_NAMESPACE_PATH = Path("/proc/self/timens_offsets")
+from leased.light import NamedTuple, Protocol
+
+BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+TIME_NAMESPACE_PATH = "/proc/self/timens_offsets"
 
 
 class Now(NamedTuple):
@@ -37,13 +37,13 @@ class HostClock:
 
     def boot_id(self) -> str:
         """The kernel's boot id, with the time namespace's boottime offset: one without the other proves nothing."""
-        return f"{BOOT_ID_PATH.read_text().strip()}{_boottime_offset()}"
+        return f"{_read(BOOT_ID_PATH).strip()}{_boottime_offset()}"
 
 
 def _boottime_offset() -> str:
     """The offset of this time namespace as text, empty when there is none or the kernel has no time namespaces."""
     try:
-        lines = TIME_NAMESPACE_PATH.read_text().splitlines()
+        lines = _read(TIME_NAMESPACE_PATH).splitlines()
     except OSError:
         return ""
     for line in lines:
@@ -51,6 +51,11 @@ def _boottime_offset() -> str:
         if name in {"boottime", "7"} and any(int(number) for number in numbers):
             return "+" + ".".join(numbers)
     return ""
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:  # noqa: PTH123  pathlib takes as long as all of a `lease` that waited for its grant
+        return file.read()
 
 
 _stamp_second = -1

@@ -6,7 +6,9 @@ A refusal is a reply, never an exception (see rules.py).  An exception means tha
 
 from __future__ import annotations
 
-from typing import Final
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
 
 CODES: Final = frozenset(
     {

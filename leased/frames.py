@@ -19,11 +19,14 @@ The names and bounds of parameters are not decided here: NaN, a bool for a numbe
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, Generic, NamedTuple, NoReturn, TypeVar
-
 import msgpack
 
 from leased.errors import PeerError
+from leased.light import Generic, NamedTuple, TypeVar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, ClassVar, Final, NoReturn
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024  # thirty times the longest honest request; what one stranger may make the daemon remember
 MAX_REPLY_BYTES: Final = 4 * 1024 * 1024  # a page of `list` ends near 128 KiB; the rest is room for daemons newer than the client
@@ -39,7 +42,7 @@ EVERYTHING: Final = 2**31  # a limit for `take` that no buffer reaches
 SCANNER_BYTES: Final = 4096  # msgpack's first buffer per connection; it grows as needed, its own default is a megabyte
 
 Octets = bytes | bytearray
-Params = dict[str, Any]
+Params = dict[str, "Any"]
 Request = tuple[int | None, str, Params]
 """(msgid, method, params); msgid None is a notification."""
 

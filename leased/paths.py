@@ -5,9 +5,12 @@ Text only, and nothing imported that a client would wait for.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from leased.light import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Final
 
 SOCKET_VARIABLE: Final = "LEASED_SOCKET"
 
@@ -29,7 +32,8 @@ def default_paths(root: bool, environ: Mapping[str, str]) -> Paths:
     """
     state = _handed_by_systemd(environ, "STATE_DIRECTORY", "leased")
     runtime = _handed_by_systemd(environ, "RUNTIME_DIRECTORY", "leased-state")
-    service = (state or "").startswith("/var/lib/") or re.match(r"/run/(?!user/)", runtime or "")
+    below_run = (runtime or "").startswith("/run/") and not (runtime or "").startswith("/run/user/")
+    service = below_run or (state or "").startswith("/var/lib/")
     if root or service:
         own = Paths("/etc/leased/leased.toml", "/run/leased/leased.sock", "/var/lib/leased", "/run/leased-state")
     else:

@@ -19,5 +19,5 @@ Nothing is imported before it is used: the command's start-up time is a promise.
     with tasks: async_*.py, the same for `AsyncClient`; face.py says what it needs of trio_face.py or asyncio_face.py
     decorating.py     `@client.leased(...)`
     fake_*.py         what `leased.testing.FakeLeased` is made of
-    command.py    the `lease` command; *verbs.py are its verbs, wording.py its sentences
+    command.py    the `lease` command; *verbs.py are its verbs, wording.py its sentences, as_json.py its records
 """

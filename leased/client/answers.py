@@ -6,11 +6,13 @@ and importing dataclasses costs the command more than half of what Python itself
 
 from __future__ import annotations
 
-from typing import Any
-
 from leased.client.errors import ProtocolFault
 
-Reply = dict[str, Any]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+Reply = dict[str, "Any"]
 
 
 class Grant:

@@ -8,8 +8,6 @@ the caller to tell, who is told that there was one.  Instants are seconds of a c
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, Final
 
 from leased.client.errors import (
     ConnectionGone,
@@ -19,6 +17,11 @@ from leased.client.errors import (
     ProtocolFault,
     RateLimited,
 )
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Final
 
 LONGEST_WAIT_SECONDS: Final = 300.0  # the protocol's, repeated: importing leased.model costs a twentieth of `lease check`
 RESTARTING: Final = frozenset({"starting", "shutting_down", "state_lost"})  # why a daemon that ends or begins decides nothing

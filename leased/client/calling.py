@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import select
-import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Final
 
 from leased.client.attempt import Attempt
 from leased.client.core import draw_holder, socket_path
@@ -20,9 +18,15 @@ from leased.client.forked import leave_to_parent
 from leased.client.host_time import HostTime
 from leased.client.wire import Connection, connect, stand_ins
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from threading import Lock
+    from typing import Any, Final
+
     from leased.client.answers import Reply
     from leased.client.held import HeldLease
+else:
+    from _thread import allocate_lock as Lock  # this, and no more, is what `threading` calls a Lock
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
 
@@ -49,7 +53,7 @@ class Caller:
 
     def _start_anew(self) -> None:
         self.holder = self._given_holder or draw_holder()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._connection: Connection | None = None
         self._held: weakref.WeakSet[HeldLease] = weakref.WeakSet()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from leased.client.shell import EXIT_YES, Arguments, Option, Output, Usage, Verb
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
 
 SHELLS: Final = {"bash": "bash", "zsh": "zsh", "fish": "fish"}
 """Each with the ending of its files in completions/."""

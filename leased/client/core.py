@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import binascii
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, Final
 
 import msgpack
 
 from leased.client.errors import ConnectionGone, InvalidArgument, LeasedClientError, ProtocolFault, fault_of
 from leased.frames import MAX_MESSAGE_BYTES, MAX_MSGID, Answer, Event, FrameError, Replies
 from leased.paths import SOCKET_VARIABLE, default_socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, Final
 
 SYSTEM_SOCKET: Final = "/run/leased/leased.sock"
 REQUEST_ID_BYTES: Final = 24  # 32 characters: past guessing, and above the protocol's least of 22

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from signal import SIGKILL, SIGTERM
-from typing import Final, NamedTuple
+
+from leased.light import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
 
 LEAST_TTL_SECONDS: Final = 1.0
 """Of `lease run`.  Below it there is no room for a renewal that is late, a TERM and a KILL on a busy machine."""

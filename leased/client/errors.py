@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from leased.errors import LeasedError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from leased.client.answers import Refusal
 

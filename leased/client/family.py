@@ -7,7 +7,10 @@ its sight by forking twice or by a session of his own.
 from __future__ import annotations
 
 import os
-from typing import Final
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
 
 _SET_PDEATHSIG: Final = 1
 _SET_CHILD_SUBREAPER: Final = 36

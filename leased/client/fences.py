@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import select
 import sys
-from typing import Final
 
 from leased.client.shell import Arguments, Usage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
 
 _STDIN_SECONDS: Final = 10.0  # out of the air: long enough for a pipe's other end to start, short enough not to hang a script
 _MOST_BYTES: Final = 4096

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Protocol
+
+from leased.light import Protocol
 
 
 class Inherited(Protocol):

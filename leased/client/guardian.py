@@ -17,11 +17,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from typing import Final, NoReturn
 
 from leased.client import endgame, family
 from leased.client.shell import EXIT_INTERNAL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Final, NoReturn
 
 WAKE: Final = signal.SIGRTMAX - 3  # look at the board; a number nobody else is known to use
 EXIT_CANNOT_RUN: Final = 126

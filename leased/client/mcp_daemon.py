@@ -200,7 +200,8 @@ class Lines:
 
     async def _open(self) -> Line:
         """Raises DaemonUnreachable or PermissionDenied, at once: connecting to a Unix socket does not wait."""
-        line = Line(trio.SocketStream(trio.socket.from_stdlib_socket(connect(self.path, 0.0))))
+        stream = socket.socket(fileno=connect(self.path, 0.0).detach())  # trio takes a `socket.socket` and nothing that is like one
+        line = Line(trio.SocketStream(trio.socket.from_stdlib_socket(stream)))
         self._nursery.start_soon(line.read)
         return line
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
-
 from leased.client.answers import Checked, Grant, Refusal, Released, Reply, Revoked, Unknown, answer_to_lease, verdict
 from leased.client.core import draw_request_id
 from leased.client.errors import OutcomeUnknown, ProtocolFault
+from leased.light import Generic, TypeVar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 A = TypeVar("A")
 Acquired = Grant | Refusal | Unknown

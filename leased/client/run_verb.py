@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from types import FrameType
-from typing import TYPE_CHECKING, Final
 
 from leased.client import wording
 from leased.client.answers import Grant, Refusal, Unknown
@@ -15,7 +13,11 @@ from leased.client.errors import LeasedClientError
 from leased.client.shell import EXIT_REFUSED, EXIT_UNKNOWN, Arguments, Option, Output, Usage, Verb
 from leased.client.verbs import client_of
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Final
+
     from leased.client.sync import Client
 
 FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)

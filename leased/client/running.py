@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Final
 
 from leased.client import family, guardian, wording
 from leased.client.answers import Grant, Refusal
@@ -18,7 +17,10 @@ from leased.client.guardian import WAKE, Board, boot_seconds
 from leased.client.shell import EXIT_LOST, Output
 from leased.client.terminal import MIRRORED, Terminal, interrupted, stop_too
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Final
+
     from leased.client.endgame import Terms
     from leased.client.sync import Client
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from leased.client import wording
 from leased.client.shell import EXIT_YES, Arguments, Option, Output, Usage, Verb
 from leased.client.verbs import client_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
 
 
 def heartbeat(arguments: Arguments, out: Output) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from leased.client.answers import Reply
 from leased.client.errors import ProtocolFault
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from leased.client.answers import Reply
 
 
 class SwitchState:

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+
+from leased.light import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Final
 
 EXIT_YES: Final = 0
 EXIT_NO: Final = 1  # check of a free key, release false
@@ -189,9 +194,9 @@ class Output:
     def record(self, reply: dict[str, Any]) -> None:
         """One line of JSON, if --json was given."""
         if self.json:
-            import json
+            from leased.client.as_json import as_json
 
-            print(json.dumps(reply, ensure_ascii=False))
+            print(as_json(reply))
 
     def flush(self) -> None:
         """Raises BrokenPipeError if nobody reads what was said."""

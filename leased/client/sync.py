@@ -6,23 +6,24 @@ A `release` or `revoke` said twice can answer "nothing live" because the first o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
-
 from leased.client import questions
 from leased.client.answers import Checked, Grant, Refusal, Released, Revoked, Unknown
 from leased.client.calling import Caller
 from leased.client.errors import LeaseLost, OutcomeUnknown
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any, ParamSpec, TypeVar, overload
+
     from leased.client.decorating import Leasing
     from leased.client.held import HeldLease
     from leased.client.scopes import ResumePacket, SwitchState
     from leased.client.watching import Watch
 
-A = TypeVar("A")
-P = ParamSpec("P")
-R = TypeVar("R")
+    A = TypeVar("A")
+    P = ParamSpec("P")
+    R = TypeVar("R")
 
 
 class Client(Caller):
@@ -130,22 +131,31 @@ class Client(Caller):
 
         return ResumePacket(self._ask("resume_packet", {"scope": scope}, self.timeout)[0])
 
-    @overload
-    def leased(
-        self, key: str, ttl: float = 60, *, holder: str | None = ..., scope: str | None = ..., wait: float = ..., bind: str = ...
-    ) -> Leasing: ...
+    if TYPE_CHECKING:
 
-    @overload
-    def leased(
-        self,
-        key: Callable[P, str],
-        ttl: float = 60,
-        *,
-        holder: str | None = ...,
-        scope: str | None = ...,
-        wait: float = ...,
-        bind: str = ...,
-    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+        @overload
+        def leased(
+            self,
+            key: str,
+            ttl: float = 60,
+            *,
+            holder: str | None = ...,
+            scope: str | None = ...,
+            wait: float = ...,
+            bind: str = ...,
+        ) -> Leasing: ...
+
+        @overload
+        def leased(
+            self,
+            key: Callable[P, str],
+            ttl: float = 60,
+            *,
+            holder: str | None = ...,
+            scope: str | None = ...,
+            wait: float = ...,
+            bind: str = ...,
+        ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
     def leased(
         self,

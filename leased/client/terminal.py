@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Final
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
 
 MIRRORED: Final = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 """Stops that are the terminal's or the shell's doing, and that `lease run` joins.  A SIGSTOP was meant for whoever it was sent to."""

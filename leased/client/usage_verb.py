@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
-
 from leased.client.shell import EXIT_YES, Arguments, Option, Output, Verb
 from leased.client.verbs import client_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Final
 
 
 def usage(arguments: Arguments, out: Output) -> int:

@@ -7,7 +7,6 @@ with such a `VERBS`; `command.py` knows which verb is where.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
 
 from leased.client import wording
 from leased.client.answers import Grant, Refusal
@@ -28,7 +27,10 @@ from leased.client.shell import (
     default_holder,
 )
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Final
+
     from leased.client.sync import Client
 
 _FENCE_FILE: Final = Option("--fence-file", "FILE", "read the fence from FILE, '-' for standard input (default: $LEASE_FENCE)")

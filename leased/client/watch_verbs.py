@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
 from leased.client import wording
 from leased.client.errors import DaemonUnreachable
 from leased.client.shell import EXIT_REFUSED, EXIT_YES, Arguments, Option, Output, Usage, Verb
 from leased.client.verbs import client_of
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Final
+
     from leased.client.watching import Watch
 
 

@@ -11,15 +11,18 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from leased.client.attempt import FIRST_PAUSE_SECONDS, FOR_EVER, LONGEST_PAUSE_SECONDS, jittered
 from leased.client.core import Conversation
 from leased.client.errors import ConnectionGone, DaemonUnreachable, LeasedClientError, OutcomeUnknown, ProtocolFault, RateLimited
 from leased.client.forked import leave_to_parent
 from leased.client.wire import READ_BYTES, connect, ready, why
+from leased.light import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Final
+
     from leased.client.sync import Client
     from leased.frames import Event
 

@@ -10,20 +10,30 @@ from __future__ import annotations
 import errno
 import os
 import select
-import socket
 import struct
-import threading
 import time
 import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from leased.client.core import Conversation
 from leased.client.errors import ConnectionGone, DaemonUnreachable, LeasedClientError, OutcomeUnknown, PermissionDenied
 from leased.frames import Event, proof
+from leased.light import Protocol
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping
+    from threading import Lock
+    from typing import Any, Final
+
     from leased.client.host_time import HostTime
+else:
+    from _thread import allocate_lock as Lock  # this, and no more, is what `threading` calls a Lock
+
+    try:
+        import _socket as socket  # what `socket` is made of, without its enums and selectors, which cost as much as all of ours
+    except ImportError:  # a Python without that private name
+        import socket
 
 READ_BYTES: Final = 65536  # one read takes any answer
 _PLAIN_READ_BYTES: Final = 8192  # takes any but a page of `list`, and costs a quarter less
@@ -41,7 +51,6 @@ class StandIn(Protocol):
 
     def connect(self) -> socket.socket:
         """A connected, non-blocking stream.  Raises OSError."""
-        ...
 
 
 stand_ins: Final[weakref.WeakValueDictionary[str, StandIn]] = weakref.WeakValueDictionary()
@@ -109,10 +118,10 @@ class Connection:
         )  # reads wait in the kernel: asking first whether there is something to read costs as much as reading
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE)
         self._conversation = Conversation()
-        self._sending = threading.Lock()
-        self._state = threading.Lock()  # guards all below; never held across a system call that waits
+        self._sending = Lock()
+        self._state = Lock()  # guards all below; never held across a system call that waits
         self._reading = False
-        self._gates: dict[int, threading.Lock] = {}
+        self._gates: dict[int, Lock] = {}
         self._gone: str | None = None
 
     @property
@@ -199,7 +208,7 @@ class Connection:
                 if lead:
                     self._reading = True
                 else:
-                    gate = self._gates[msgid] = threading.Lock()
+                    gate = self._gates[msgid] = Lock()
                     gate.acquire()
             if lead:
                 in_time = self._read(deadline)
@@ -251,7 +260,7 @@ class Connection:
                 return
 
 
-def _open(gate: threading.Lock) -> None:
+def _open(gate: Lock) -> None:
     if gate.locked():
         gate.release()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
 
 from leased.client.answers import Checked, Ended, Grant, Refusal, Unknown
 from leased.client.errors import DaemonUnreachable, LeasedClientError, PermissionDenied, RateLimited
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Final
+
     from leased.client.scopes import ResumePacket, SwitchState
     from leased.client.watching import Gap, LeaseEvent
 

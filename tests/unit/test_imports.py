@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MAX_LINES = 400
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "ground": ("version", "errors", "model", "clock"),
+    "ground": ("version", "errors", "light", "model", "clock"),
     "pure": (
         *("rules", "tariff", "schema", "fields", "frames", "replies", "calls", "digests", "generations"),
         *("config", "config_keys", "config_values", "paths", "doors.openapi_answers"),
