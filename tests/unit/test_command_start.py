@@ -146,7 +146,8 @@ def test_a_command_under_a_lease_starts_without_typing(tmp_path: Path) -> None:
 
 
 def test_only_the_process_that_ends_is_spared_the_search_for_garbage(capfd: pytest.CaptureFixture[str]) -> None:
-    gc.enable()
+    gc.enable()  # a daemon that could not start in another test left it off
+    gc.unfreeze()
     assert main(["check", "k", "--socket", "/nowhere"]) == 69
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
