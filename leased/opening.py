@@ -16,7 +16,7 @@ from leased.state.leases import Leases
 from leased.state.ledger import Ledger
 from leased.state.probe import Probe, Taken
 from leased.state.recovery import TakenOver, take_over
-from leased.state.survey import Rows, packed_promises
+from leased.state.survey import Promises, Rows
 from leased.state_format import note_writer, refuse_another
 
 log = structlog.get_logger()
@@ -75,7 +75,7 @@ def _prove(config: Config) -> _Proven:
     """A destroyed page would end this process with a signal, or an error that no restart mends, at every start.  Children read both files first,
     at the same time: a ledger that cannot be read is refused, a volatile state is discarded like one that LMDB cannot open."""
     data = config.state_dir / "data.mdb"
-    ledger = Probe(config.state_dir, taking=(b"leases", packed_promises)) if _written(data) else None
+    ledger = Probe(config.state_dir, taking=(b"leases", Promises.packed)) if _written(data) else None
     leases = Probe(config.runtime_dir, taking=(b"leases", Rows.packed)) if _written(config.runtime_dir / "data.mdb") else None
     said_of_ledger = ledger.end() if ledger is not None else ""
     said_of_leases = leases.end() if leases is not None else ""

@@ -24,7 +24,7 @@ from leased.model import MAX_GENERATION, MAX_TTL_SECONDS, Lease
 from leased.state.leases import Leases, LeasesMeta, Start
 from leased.state.ledger import INITIALISED, NOT_A_COPY, Ledger, LedgerLease, LedgerMeta, Op
 from leased.state.records import RecordDamaged, decode_lease, encode_lease
-from leased.state.survey import Rows, compare, promises, unpacked_promises
+from leased.state.survey import Promises, Rows, compare
 from leased.state.switch_records import decode_switch, encode_switch
 
 NEVER_STARTED: Final = Start(0, "")
@@ -79,7 +79,8 @@ def take_over(
     if found.rows is not None:  # `leases` has been made anew
         rows = b""
     looked = Rows.unpacked(rows) if rows else _looked(leases)
-    first, known = _missing(leases, ledger, looked, promised, in_force, boot)
+    promises = Promises.unpacked(promised) if promised else _promised(ledger)
+    first, known = _missing(leases, looked, promises, in_force, boot)
     first += _forgotten_switches(leases, ledger)
     if theirs is None:
         base = LedgerMeta(meta.install_id, meta.secret, last, meta.incarnation, boot_id, meta.start, found.wait_out)
@@ -262,14 +263,20 @@ def _looked(leases: Leases) -> Rows:
     return rows
 
 
+def _promised(ledger: Ledger) -> Promises:
+    promises = Promises()
+    with ledger.environment.begin() as transaction:
+        promises.read(transaction.cursor(db=ledger.leases))
+    return promises
+
+
 def _missing(
-    leases: Leases, ledger: Ledger, rows: Rows, promised: bytes, wait_out: float, boot: float
+    leases: Leases, rows: Rows, promises: Promises, wait_out: float, boot: float
 ) -> tuple[list[Op], dict[bytes, tuple[int, float]]]:
     """What the ledger lacks: every live lease above `wait_out`; and what it should not have: records of leases that are no more.
     With it, what the ledger holds."""
-    with leases.environment.begin() as ours, ledger.environment.begin() as theirs:
-        held = unpacked_promises(promised) if promised else promises(theirs.cursor(db=ledger.leases))
-        found = compare(rows, held, wait_out, boot)
+    found = compare(rows, promises, wait_out, boot)
+    with leases.environment.begin() as ours:
         ops: list[Op] = [("del", key_hash, generation) for key_hash, generation in found.over]
         for key_hash, generation in found.strangers:
             if (

@@ -58,7 +58,7 @@ def test_the_records_are_read_and_proven_once(root: Path, tmp_path: Path, monkey
         patch.setattr(leased.opening, "_still", lambda taken, environment: b"")
         alone = told(opened(copy).taken)
     monkeypatch.setattr(leased.state.recovery, "_looked", no_reading)
-    monkeypatch.setattr(leased.state.recovery, "promises", no_reading)
+    monkeypatch.setattr(leased.state.recovery, "_promised", no_reading)
     taken = opened(root).taken
     assert told(taken) == alone
     assert taken.story == "the volatile state was kept"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +10,7 @@ from leased.errors import StateRefused
 from leased.model import Lease
 from leased.state.ledger import NOT_A_COPY, LedgerLease, encode_ledger_lease
 from leased.state.records import encode_lease
-from leased.state.survey import Compared, Promise, Rows, compare, packed_promises, promises, unpacked_promises
+from leased.state.survey import Compared, Promises, Rows, compare
 
 BOOT = 1000.0
 WAIT_OUT = 60.0
@@ -67,7 +66,7 @@ def test_all_that_is_wanted_of_sound_records_and_the_keys_of_the_others(take: ob
 def test_none_are_none_packed_too() -> None:
     rows = Rows.unpacked(Rows.packed([]))
     assert (rows.keys, rows.spaces, rows.damaged) == ([], [], [])
-    assert list(unpacked_promises(packed_promises([]))) == []
+    assert Promises.unpacked(Promises.packed([])).names == []
 
 
 def test_a_text_of_the_wrong_length_is_damage_though_its_checksum_is_right() -> None:
@@ -87,19 +86,24 @@ def test_a_record_of_the_future_is_refused() -> None:
 def test_strange_keys_are_not_packed_but_can_be_read() -> None:
     strange = [(b"short", encode_lease(lease(1))), (key(2), encode_lease(lease(2)))]
     assert read(strange).keys == [b"short", key(2)]
-    for pack in (Rows.packed, packed_promises):
+    for pack in (Rows.packed, Promises.packed):
         with pytest.raises(ValueError, match="a key of 5 bytes"):
             pack(strange)
 
 
-def theirs(*held: Promise) -> Iterator[Promise]:
+Held = tuple[bytes, int, float]
+
+
+def theirs(*held: Held) -> Promises:
     records = [(name, encode_ledger_lease(LedgerLease(lease(generation, ttl), NOT_A_COPY))) for name, generation, ttl in held]
-    plain = list(promises(records))
-    assert plain == list(unpacked_promises(packed_promises(records))) == list(held)
-    return iter(plain)
+    plain, packed = Promises(), Promises.unpacked(Promises.packed(records))
+    plain.read(records)
+    assert vars(plain) == vars(packed)
+    assert list(zip(plain.names, plain.generations, plain.ttls, strict=True)) == list(held)
+    return plain
 
 
-def compared(ours: dict[int, Lease], *held: Promise) -> Compared:
+def compared(ours: dict[int, Lease], *held: Held) -> Compared:
     return compare(read([(key(n), encode_lease(each)) for n, each in sorted(ours.items())]), theirs(*held), WAIT_OUT, BOOT)
 
 
@@ -157,3 +161,43 @@ def test_a_key_and_a_generation_that_both_have_are_one_object() -> None:
     assert again.keys == [key(1), key(2)]
     assert again.keys[0] is next(iter(known))
     assert again.generations[0] is known[key(1)][0]
+
+
+def test_many_leases_with_a_few_differences_compare_as_few_do() -> None:
+    """Where long stretches are the same on both sides, they are not looked at one by one."""
+    ours = {n: lease(n) for n in range(1000)}
+    held = {n: (n, 600.0) for n in range(1000)}
+    ours[200] = lease(200, deadline=BOOT)
+    ours[201] = lease(201, 700.0)
+    ours[640] = lease(100_640)
+    del ours[500], held[700]
+    held[2000] = 2000, 30.0
+    found = compared(ours, *((key(n), *each) for n, each in held.items()))
+    assert found.known == {key(n): (generation, ttl if ttl > WAIT_OUT else 0.0) for n, (generation, ttl) in held.items()}
+    assert list(found.known) == sorted(found.known)
+    assert found.lacking == [key(201), key(640), key(700)]
+    assert found.over == [(key(200), 200), (key(640), 640)]
+    assert found.strangers == [(key(500), 500), (key(2000), 2000)]
+
+
+@pytest.mark.parametrize("n", [0, 127, 128, 255, 299])
+@pytest.mark.parametrize("what", ["generation", "ttl", "deadline", "ours", "theirs"])
+def test_one_difference_is_found_wherever_it_is(n: int, what: str) -> None:
+    ours = {each: lease(each) for each in range(300)}
+    held = {each: (each, 600.0) for each in range(300)}
+    match what:
+        case "generation":
+            held[n] = 1000, 600.0
+        case "ttl":
+            held[n] = n, 599.0
+        case "deadline":
+            ours[n] = lease(n, deadline=BOOT)
+        case "ours":
+            del held[n]
+        case "theirs":
+            del ours[n]
+    found = compared(ours, *((key(each), *standing) for each, standing in held.items()))
+    assert found.lacking == ([key(n)] if what in {"generation", "ttl", "ours"} else [])
+    assert found.over == ([(key(n), held[n][0])] if what in {"generation", "deadline"} else [])
+    assert found.strangers == ([(key(n), n)] if what == "theirs" else [])
+    assert found.known == {key(each): standing for each, standing in held.items()}
