@@ -155,6 +155,8 @@ class Kept:
 
     def reread(self) -> None:
         """Rebuild what memory knows from the records, after the environment had to be opened anew."""
+        emptied = Index()  # there is no room for two of them
+        emptied.texts, self.index = self.index.texts, emptied
         rows = Rows()
         with self.leases.environment.begin() as transaction:
             rows.read(transaction.cursor(db=self.leases.leases))

@@ -65,8 +65,10 @@ class Probe:
         if len(head) < _HEAD.size:
             return "its reader ended without a word"
         good, transaction, size = _HEAD.unpack(head)
-        if not good or status != 0:
-            return made[:_MAX_TEXT_BYTES].decode(errors="replace") or "its reader ended without a word"
+        if not good:
+            return made[:_MAX_TEXT_BYTES].decode(errors="replace")
+        if status != 0:
+            return "its reader ended without a word"
         if made and len(made) == size:
             self.taken = Taken(transaction, made)
         return ""

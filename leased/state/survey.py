@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import marshal
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from struct import iter_unpack
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -41,6 +41,7 @@ class Rows:
     `spaces`: (row, namespace) wherever that is another than in the row before.
     `scopes`: (row, namespace, scope), `rids`: (request id, key), and `unflushed`: keys, of the few records that have them.
     `damaged`: keys of the records that cannot be read.
+    `strange`: is there a key that is none of ours, by its length?
     """
 
     def __init__(self) -> None:
@@ -53,6 +54,7 @@ class Rows:
         self.rids: list[tuple[bytes, bytes]] = []
         self.unflushed: list[bytes] = []
         self.damaged: list[bytes] = []
+        self.strange = False
 
     def read(self, records: Iterable[tuple[bytes, bytes]]) -> None:
         """Take in (key, record), in the order of the keys.  Raises StateRefused for a record of a future version."""
@@ -92,6 +94,8 @@ class Rows:
                     self.rids.append((raw[RID_AT : RID_AT + RID_BYTES], key))
                 if flags & UNFLUSHED:
                     self.unflushed.append(key)
+            if len(key) != KEY_HASH_BYTES:
+                self.strange = True
             add_key(key)
             add_generation(generation)
             add_ttl(ttl)
@@ -104,7 +108,9 @@ class Rows:
         ours."""
         rows = cls()
         keys, generations, deadlines = bytearray(), array("Q"), array("d")
-        rows._read(_ours(records), keys.extend, generations.append, deadlines.append)
+        rows._read(records, keys.extend, generations.append, deadlines.append)
+        if rows.strange:
+            raise ValueError("there are keys of another length")
         few = rows.spaces, rows.scopes, rows.rids, rows.unflushed, rows.damaged
         numbers = generations.tobytes(), rows.ttls.tobytes(), deadlines.tobytes()
         return marshal.dumps((bytes(keys), *numbers, *few), _PLAIN_MARSHAL)
@@ -129,14 +135,6 @@ class Rows:
                 keys[at] = name
                 if known[name][0] == self.generations[at]:
                     self.generations[at] = known[name][0]
-
-
-def _ours(records: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """The same.  Raises ValueError for a key of another length than ours have."""
-    for record in records:
-        if len(record[0]) != KEY_HASH_BYTES:
-            raise ValueError(f"a key of {len(record[0])} bytes")
-        yield record
 
 
 class Compared(NamedTuple):
@@ -170,7 +168,9 @@ class Promises:
     def packed(records: Iterable[tuple[bytes, bytes]]) -> bytes:
         """As Rows.packed."""
         names, generations, ttls = bytearray(), array("Q"), array("d")
-        for name, _, generation, ttl, _ in glances(_ours(records), LEASE_AT, COPY_VERSION):
+        for name, _, generation, ttl, _ in glances(records, LEASE_AT, COPY_VERSION):
+            if len(name) != KEY_HASH_BYTES:
+                raise ValueError("there are keys of another length")
             names += name
             generations.append(generation)
             ttls.append(ttl)

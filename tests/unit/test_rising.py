@@ -46,6 +46,10 @@ def test_two_may_look_at_once(shuffled: Rising) -> None:
     first = shuffled.after(0)
     begun = [next(first) for _ in range(5)]
     assert list(shuffled.after(NUMBERS[1000])) == NUMBERS[1001:]
+    late = shuffled.after(NUMBERS[2000])
+    begun_late = [next(late) for _ in range(5)]
+    begun += [next(first) for _ in range(200)]
+    assert begun_late + list(late) == NUMBERS[2001:]
     assert begun + list(first) == NUMBERS
 
 
