@@ -23,7 +23,7 @@ TOMBSTONE_VERSION: Final = 1
 _HEAD: Final = struct.Struct(
     "<BBQddQddd16s16sHHH"
 )  # version flags generation ttl deadline sealed rid_until previous(2) proof rid lengths(3)
-_GLANCE: Final = struct.Struct("<BBQdd")
+GLANCE: Final = struct.Struct("<BBQdd")
 _PREVIOUS: Final = struct.Struct("<dd")
 _PREVIOUS_AT: Final = struct.calcsize("<BBQddQd")
 _TOMBSTONE: Final = struct.Struct(f"<B{KEY_HASH_BYTES}s{PROOF_BYTES}sd")
@@ -136,7 +136,7 @@ def glances(rows: Iterable[tuple[bytes, bytes]], at: int = 0, sealed: int = 0) -
     `at`: where the lease begins within an envelope of version `sealed`, whose checksum covers it.  Raises StateRefused for a version
     of the future.
     """
-    unpack, least = _GLANCE.unpack_from, at + _HEAD.size + 4
+    unpack, least = GLANCE.unpack_from, at + _HEAD.size + 4
     for key, raw in rows:
         if len(raw) < least or crc32(raw) != _RESIDUE:
             continue

@@ -264,10 +264,8 @@ def _looked(leases: Leases) -> Rows:
 
 
 def _promised(ledger: Ledger) -> Promises:
-    promises = Promises()
     with ledger.environment.begin() as transaction:
-        promises.read(transaction.cursor(db=ledger.leases))
-    return promises
+        return Promises.of(transaction.cursor(db=ledger.leases))
 
 
 def _missing(

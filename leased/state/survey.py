@@ -13,8 +13,9 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from leased.digests import KEY_HASH_BYTES, RID_BYTES
-from leased.state.ledger import COPY_VERSION, LEASE_AT
+from leased.state.ledger import COPY_VERSION, LEASE_AT, ROW_KEY_BYTES, key_hash_of, row_key_of
 from leased.state.records import (
+    GLANCE,
     HAS_RID,
     HAS_SCOPE,
     LEASE_VERSION,
@@ -24,10 +25,10 @@ from leased.state.records import (
     TEXTS_AT,
     UNFLUSHED,
     future,
-    glances,
 )
 
 _RARE: Final = HAS_SCOPE | HAS_RID | UNFLUSHED
+_TURNED: Final = f">{KEY_HASH_BYTES}sQ"
 _PLAIN_MARSHAL: Final = 2  # without references: no table of a million objects is made only to find out that none comes twice
 
 _LAST: Final = b"\xff" * 512  # behind every key: LMDB has none as long
@@ -150,39 +151,55 @@ class Compared(NamedTuple):
 
 
 class Promises:
-    """What the ledger's table of leases holds, by column: `names` are keys, of sound records, in their order."""
+    """What the ledger's table of leases holds, by column: `names` are keys, in their order.  The ttl of a record that cannot be read is 0.0: it
+    promises nothing, and is written again or deleted like any other that is wrong.  `older`: (key, generation) of records that a later one
+    of their key has made void."""
 
     def __init__(self) -> None:
         self.names: list[bytes] = []
         self.generations: list[int] = []
         self.ttls: array[float] = array("d")
+        self.older: list[tuple[bytes, int]] = []
 
-    def read(self, records: Iterable[tuple[bytes, bytes]]) -> None:
+    @classmethod
+    def of(cls, records: Iterable[tuple[bytes, bytes]]) -> Promises:
         """Raises StateRefused for a record of a future version."""
-        for name, _, generation, ttl, _ in glances(records, LEASE_AT, COPY_VERSION):
-            self.names.append(name)
-            self.generations.append(generation)
-            self.ttls.append(ttl)
+        return cls.unpacked(cls.packed(records))
 
     @staticmethod
     def packed(records: Iterable[tuple[bytes, bytes]]) -> bytes:
         """As Rows.packed."""
-        names, generations, ttls = bytearray(), array("Q"), array("d")
-        for name, _, generation, ttl, _ in glances(records, LEASE_AT, COPY_VERSION):
-            if len(name) != KEY_HASH_BYTES:
-                raise ValueError("there are keys of another length")
-            names += name
-            generations.append(generation)
-            ttls.append(ttl)
-        return marshal.dumps((bytes(names), generations.tobytes(), ttls.tobytes()), _PLAIN_MARSHAL)
+        look = GLANCE.unpack_from
+        ttls: dict[bytes, float] = {}  # by key and then generation
+        for row_key, raw in records:
+            if len(row_key) != ROW_KEY_BYTES:
+                continue  # nothing of ours
+            turned = key_hash_of(row_key) + row_key[:-KEY_HASH_BYTES]
+            ttls[turned] = 0.0
+            if len(raw) >= LEASE_AT + TEXTS_AT + 4 and crc32(raw) == RESIDUE:
+                version, _, generation, ttl, _ = look(raw, LEASE_AT)
+                if raw[0] != COPY_VERSION:
+                    raise future("ledger lease", raw[0])
+                if version != LEASE_VERSION:
+                    raise future("lease", version)
+                if row_key == row_key_of(row_key[-KEY_HASH_BYTES:], generation):
+                    ttls[turned] = ttl
+        rows = sorted(ttls)
+        names = [row[:KEY_HASH_BYTES] for row in rows]
+        older: list[bytes] = []
+        if len(set(names)) < len(names):
+            older = [row for row, name, following in zip(rows, names, names[1:], strict=False) if name == following]
+            rows = sorted(ttls.keys() - set(older))
+        return marshal.dumps((b"".join(rows), array("d", map(ttls.__getitem__, rows)).tobytes(), b"".join(older)), _PLAIN_MARSHAL)
 
     @classmethod
     def unpacked(cls, packed: bytes) -> Promises:
         promises = cls()
-        names, generations, ttls = marshal.loads(packed)
-        promises.names = [name for (name,) in iter_unpack(f"{KEY_HASH_BYTES}s", names)]
-        promises.generations = array("Q", generations).tolist()
+        rows, ttls, older = marshal.loads(packed)
+        promises.names = [name for name, _ in iter_unpack(_TURNED, rows)]
+        promises.generations = [generation for _, generation in iter_unpack(_TURNED, rows)]
         promises.ttls.frombytes(ttls)
+        promises.older = list(iter_unpack(_TURNED, older))
         return promises
 
 
@@ -190,7 +207,7 @@ def compare(rows: Rows, theirs: Promises, wait_out: float, boot: float) -> Compa
     """`wait_out` is the one in force and `boot` is now, in seconds.  A key and a generation that both sides have are one object in `known` and
     in `rows`."""
     lacking: list[bytes] = []
-    over: list[tuple[bytes, int]] = []
+    over = list(theirs.older)
     strangers: list[tuple[bytes, int]] = []
     names: list[bytes] = []
     values: list[tuple[int, float]] = []

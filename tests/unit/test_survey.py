@@ -8,8 +8,8 @@ import pytest
 
 from leased.errors import StateRefused
 from leased.model import Lease
-from leased.state.ledger import NOT_A_COPY, LedgerLease, encode_ledger_lease
-from leased.state.records import encode_lease
+from leased.state.ledger import COPY_VERSION, LEASE_AT, NOT_A_COPY, LedgerLease, encode_ledger_lease, row_key_of
+from leased.state.records import encode_lease, seal
 from leased.state.survey import Compared, Promises, Rows, compare
 
 BOOT = 1000.0
@@ -86,22 +86,55 @@ def test_a_record_of_the_future_is_refused() -> None:
 def test_strange_keys_are_not_packed_but_can_be_read() -> None:
     strange = [(b"short", encode_lease(lease(1))), (key(2), encode_lease(lease(2)))]
     assert read(strange).keys == [b"short", key(2)]
-    held = [(name, encode_ledger_lease(LedgerLease(lease(1)))) for name, _ in strange]
-    for pack, records in ((Rows.packed, strange), (Promises.packed, held)):
-        with pytest.raises(ValueError, match="keys of another length"):
-            pack(records)
+    with pytest.raises(ValueError, match="keys of another length"):
+        Rows.packed(strange)
+    held = [(b"short", in_ledger(1)), (row_key_of(key(2), 2), in_ledger(2))]
+    assert Promises.of(held).names == [key(2)], "fsck tells of the other"
 
 
 Held = tuple[bytes, int, float]
 
 
 def theirs(*held: Held) -> Promises:
-    records = [(name, encode_ledger_lease(LedgerLease(lease(generation, ttl), NOT_A_COPY))) for name, generation, ttl in held]
-    plain, packed = Promises(), Promises.unpacked(Promises.packed(records))
-    plain.read(records)
-    assert vars(plain) == vars(packed)
-    assert list(zip(plain.names, plain.generations, plain.ttls, strict=True)) == list(held)
-    return plain
+    records = [(row_key_of(name, generation), in_ledger(generation, ttl)) for name, generation, ttl in held]
+    found = Promises.of(sorted(records))
+    assert list(zip(found.names, found.generations, found.ttls, strict=True)) == list(held)
+    assert found.older == []
+    return found
+
+
+def in_ledger(generation: int, ttl: float = 600.0) -> bytes:
+    return encode_ledger_lease(LedgerLease(lease(generation, ttl), NOT_A_COPY))
+
+
+def test_of_two_generations_of_a_key_the_later_one_counts_and_the_other_goes() -> None:
+    both = [(row_key_of(key(n), generation), in_ledger(generation)) for n, generation in ((1, 10), (2, 11), (1, 12), (1, 14))]
+    found = Promises.of(both)
+    assert (found.names, found.generations) == ([key(1), key(2)], [14, 11])
+    told = compare(read([(key(1), encode_lease(lease(14)))]), found, WAIT_OUT, BOOT)
+    assert told.known == {key(1): (14, 600.0), key(2): (11, 600.0)}
+    assert told.over == [(key(1), 10), (key(1), 12)]
+    assert (told.lacking, told.strangers) == ([], [(key(2), 11)])
+
+
+def test_a_record_of_the_ledger_that_cannot_be_read_promises_nothing_and_is_written_again_or_deleted() -> None:
+    ruined = in_ledger(10)[:-1] + b"?"
+    found = Promises.of([(row_key_of(key(n), 10 + n), ruined) for n in (0, 1, 2)] + [(row_key_of(key(3), 13), in_ledger(99))])
+    assert found.ttls.tolist() == [0.0] * 4
+    ours = [(key(0), encode_lease(lease(10))), (key(1), encode_lease(lease(7, 30.0)))]
+    told = compare(read(ours), found, WAIT_OUT, BOOT)
+    assert told.lacking == [key(0)]
+    assert told.over == [(key(1), 11)]
+    assert told.strangers == [(key(2), 12), (key(3), 13)]
+
+
+def test_a_record_of_the_ledger_of_the_future_is_refused() -> None:
+    for record in (
+        seal(COPY_VERSION + 1, in_ledger(1)[1:-4]),
+        seal(COPY_VERSION, in_ledger(1)[1:LEASE_AT] + b"\2" + in_ledger(1)[LEASE_AT + 1 : -4]),
+    ):
+        with pytest.raises(StateRefused, match="version"):
+            Promises.packed([(row_key_of(key(1), 1), record)])
 
 
 def compared(ours: dict[int, Lease], *held: Held) -> Compared:
