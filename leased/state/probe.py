@@ -26,8 +26,8 @@ _MAX_TEXT_BYTES: Final = 4096
 _HEAD = struct.Struct("<?QQ")  # good, transaction, bytes that follow
 
 
-Rows = Iterable[tuple[bytes, bytes]]
-Taking = tuple[bytes, Callable[[Rows], bytes]]
+Records = Iterable[tuple[bytes, bytes]]
+Taking = tuple[bytes, Callable[[Records], bytes]]
 """The name of a table, and what makes of its rows the bytes that are wanted of it."""
 
 
@@ -122,7 +122,7 @@ def _walk(path: Path, beside_writer: bool, taking: Taking | None) -> tuple[str, 
     return "", Taken(transaction_id, made)
 
 
-def _made(make: Callable[[Rows], bytes], transaction: Any) -> bytes:
+def _made(make: Callable[[Records], bytes], transaction: Any) -> bytes:
     """Empty when nothing can be made of the table, for whatever reason: only the walk says whether it can be read, and whoever opens it then
     finds out why."""
     try:
