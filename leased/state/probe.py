@@ -56,12 +56,11 @@ class Probe:
     def end(self) -> str:
         """Wait for it.  Empty when everything could be read, and then there may be something `taken`; otherwise what happens instead."""
         with os.fdopen(self._reading, "rb") as told:
-            said = told.read()
+            head, made = told.read(_HEAD.size), told.read()
         _, status = os.waitpid(self._child, 0)
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
             return f"the file kills its reader (signal {number}, {signal.Signals(number).name}): it is truncated, or pages of it are destroyed"
-        head, made = said[: _HEAD.size], said[_HEAD.size :]
         if len(head) < _HEAD.size:
             return "its reader ended without a word"
         good, transaction, size = _HEAD.unpack(head)
