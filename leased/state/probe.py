@@ -26,8 +26,8 @@ _MAX_TEXT_BYTES: Final = 4096
 _HEAD = struct.Struct("<?QQ")  # good, transaction, bytes that follow
 
 
-Rows = Iterable[tuple[bytes, bytes]]
-Taking = tuple[bytes, Callable[[Rows], bytes]]
+Records = Iterable[tuple[bytes, bytes]]
+Taking = tuple[bytes, Callable[[Records], bytes]]
 """The name of a table, and what makes of its rows the bytes that are wanted of it."""
 
 
@@ -56,12 +56,11 @@ class Probe:
     def end(self) -> str:
         """Wait for it.  Empty when everything could be read, and then there may be something `taken`; otherwise what happens instead."""
         with os.fdopen(self._reading, "rb") as told:
-            said = told.read()
+            head, made = told.read(_HEAD.size), told.read()
         _, status = os.waitpid(self._child, 0)
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
             return f"the file kills its reader (signal {number}, {signal.Signals(number).name}): it is truncated, or pages of it are destroyed"
-        head, made = said[: _HEAD.size], said[_HEAD.size :]
         if len(head) < _HEAD.size:
             return "its reader ended without a word"
         good, transaction, size = _HEAD.unpack(head)
@@ -122,7 +121,7 @@ def _walk(path: Path, beside_writer: bool, taking: Taking | None) -> tuple[str, 
     return "", Taken(transaction_id, made)
 
 
-def _made(make: Callable[[Rows], bytes], transaction: Any) -> bytes:
+def _made(make: Callable[[Records], bytes], transaction: Any) -> bytes:
     """Empty when nothing can be made of the table, for whatever reason: only the walk says whether it can be read, and whoever opens it then
     finds out why."""
     try:

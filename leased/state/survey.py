@@ -214,21 +214,17 @@ def compare(rows: Rows, theirs: Promises, wait_out: float, boot: float) -> Compa
     # A copy of a short lease goes with the clean mark, so a ttl up to `wait_out` is nothing to rely on later.  A million leases have few
     # different ttls: one object for each is enough.
     certain = {ttl: ttl if ttl > wait_out else 0.0 for ttl in set(theirs.ttls)}
-    theirs.names.append(_LAST)
+    their_names, their_generations, their_ttls = [*theirs.names, _LAST], theirs.generations, theirs.ttls
     there = 0
     for here in range(0, len(rows.keys), _AT_ONCE):
         end = here + _AT_ONCE
-        keys, generations, ttls, deadlines = (
-            rows.keys[here:end],
-            rows.generations[here:end],
-            rows.ttls[here:end],
-            rows.deadlines[here:end],
-        )
+        keys, generations = rows.keys[here:end], rows.generations[here:end]
+        ttls, deadlines = rows.ttls[here:end], rows.deadlines[here:end]
         end = there + len(keys)
         if (
-            keys == theirs.names[there:end]
-            and generations == theirs.generations[there:end]
-            and ttls.tobytes() == theirs.ttls[there:end].tobytes()
+            keys == their_names[there:end]
+            and generations == their_generations[there:end]
+            and ttls.tobytes() == their_ttls[there:end].tobytes()
             and min(deadlines) > boot
         ):
             names += keys
@@ -236,26 +232,27 @@ def compare(rows: Rows, theirs: Promises, wait_out: float, boot: float) -> Compa
             there = end
             continue
         for key, generation, ttl, deadline in zip(keys, generations, ttls, deadlines, strict=True):
-            while theirs.names[there] < key:
-                names.append(theirs.names[there])
-                values.append((theirs.generations[there], certain[theirs.ttls[there]]))
-                strangers.append((theirs.names[there], theirs.generations[there]))
+            name = their_names[there]
+            while name < key:
+                names.append(name)
+                values.append((their_generations[there], certain[their_ttls[there]]))
+                strangers.append((name, their_generations[there]))
                 there += 1
+                name = their_names[there]
             covered = False
-            if theirs.names[there] == key:
-                standing = theirs.generations[there]
+            if name == key:
+                standing, promised = their_generations[there], their_ttls[there]
                 if standing == generation:
                     standing = generation
-                    covered = ttl <= theirs.ttls[there]
+                    covered = ttl <= promised
                 names.append(key)
-                values.append((standing, certain[theirs.ttls[there]]))
+                values.append((standing, certain[promised]))
                 if standing != generation or deadline <= boot:
                     over.append((key, standing))
                 there += 1
             if not covered and ttl > wait_out and deadline > boot:
                 lacking.append(key)
-    theirs.names.pop()
     names += theirs.names[there:]
-    values += zip(theirs.generations[there:], map(certain.__getitem__, theirs.ttls[there:]), strict=True)
-    strangers += zip(theirs.names[there:], theirs.generations[there:], strict=True)
+    values += zip(their_generations[there:], map(certain.__getitem__, their_ttls[there:]), strict=True)
+    strangers += zip(theirs.names[there:], their_generations[there:], strict=True)
     return Compared(dict(zip(names, values, strict=True)), lacking, over, strangers)
