@@ -34,8 +34,9 @@ _OLD: Final = bytes((OLD_COPY_VERSION,))
 TABLES: Final = ("meta", "leases", "billed", "outbox", "dead", "totals", "agents", "switches")
 INITIALISED: Final = "initialised"
 _REMAINING: Final = struct.Struct("<d")
-_GENERATION: Final = struct.Struct(">Q")
-ROW_KEY_BYTES: Final = _GENERATION.size + KEY_HASH_BYTES
+GENERATION: Final = struct.Struct(">Q")
+ROW_KEY: Final = f">Q{KEY_HASH_BYTES}s"  # the same as a struct: (generation, key hash)
+ROW_KEY_BYTES: Final = GENERATION.size + KEY_HASH_BYTES
 NOT_A_COPY: Final = -1.0
 LEASE_AT: Final = 1 + _REMAINING.size  # where the lease begins in a ledger record
 _NO_COPY: Final = _REMAINING.pack(NOT_A_COPY)
@@ -256,16 +257,16 @@ _APPLY: Final[dict[str, Callable[..., None]]] = {
 
 def row_key_of(key_hash: bytes, generation: int) -> bytes:
     """What a lease stands under in the ledger."""
-    return _GENERATION.pack(generation) + key_hash
+    return GENERATION.pack(generation) + key_hash
 
 
 def key_hash_of(row_key: bytes) -> bytes:
-    return row_key[_GENERATION.size :]
+    return row_key[GENERATION.size :]
 
 
 def stands_under(row_key: bytes, entry: LedgerLease) -> bool:
     """Is this the record that belongs there?"""
-    return row_key[: _GENERATION.size] == _GENERATION.pack(entry.lease.generation)
+    return row_key[: GENERATION.size] == GENERATION.pack(entry.lease.generation)
 
 
 def encode_ledger_lease(entry: LedgerLease) -> bytes:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import marshal
 from array import array
 from collections.abc import Callable, Iterable
+from itertools import repeat
 from struct import iter_unpack
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from leased.digests import KEY_HASH_BYTES, RID_BYTES
-from leased.state.ledger import COPY_VERSION, LEASE_AT, ROW_KEY_BYTES, key_hash_of, row_key_of
+from leased.state.ledger import COPY_VERSION, GENERATION, LEASE_AT, ROW_KEY, ROW_KEY_BYTES
 from leased.state.records import (
     GLANCE,
     HAS_RID,
@@ -28,10 +29,8 @@ from leased.state.records import (
 )
 
 _RARE: Final = HAS_SCOPE | HAS_RID | UNFLUSHED
-_TURNED: Final = f">{KEY_HASH_BYTES}sQ"
 _PLAIN_MARSHAL: Final = 2  # without references: no table of a million objects is made only to find out that none comes twice
 
-_LAST: Final = b"\xff" * 512  # behind every key: LMDB has none as long
 _AT_ONCE: Final = 128  # rows; a list is cut and compared in a fraction of what its elements cost one by one
 
 
@@ -151,15 +150,13 @@ class Compared(NamedTuple):
 
 
 class Promises:
-    """What the ledger's table of leases holds, by column: `names` are keys, in their order.  The ttl of a record that cannot be read is 0.0: it
-    promises nothing, and is written again or deleted like any other that is wrong.  `older`: (key, generation) of records that a later one
-    of their key has made void."""
+    """What the ledger's table of leases holds, by column, in the order of generations.  The ttl of a record that cannot be read is 0.0: it
+    promises nothing, and is written again or deleted like any other that is wrong."""
 
     def __init__(self) -> None:
         self.names: list[bytes] = []
         self.generations: list[int] = []
         self.ttls: array[float] = array("d")
-        self.older: list[tuple[bytes, int]] = []
 
     @classmethod
     def of(cls, records: Iterable[tuple[bytes, bytes]]) -> Promises:
@@ -169,90 +166,72 @@ class Promises:
     @staticmethod
     def packed(records: Iterable[tuple[bytes, bytes]]) -> bytes:
         """As Rows.packed."""
-        look = GLANCE.unpack_from
-        ttls: dict[bytes, float] = {}  # by key and then generation
+        look, number = GLANCE.unpack_from, GENERATION.pack
+        least = LEASE_AT + TEXTS_AT + 4
+        row_keys, ttls = bytearray(), array("d")
         for row_key, raw in records:
             if len(row_key) != ROW_KEY_BYTES:
                 continue  # nothing of ours
-            turned = key_hash_of(row_key) + row_key[:-KEY_HASH_BYTES]
-            ttls[turned] = 0.0
-            if len(raw) >= LEASE_AT + TEXTS_AT + 4 and crc32(raw) == RESIDUE:
+            promised = 0.0
+            if len(raw) >= least and crc32(raw) == RESIDUE:
                 version, _, generation, ttl, _ = look(raw, LEASE_AT)
                 if raw[0] != COPY_VERSION:
                     raise future("ledger lease", raw[0])
                 if version != LEASE_VERSION:
                     raise future("lease", version)
-                if row_key == row_key_of(row_key[-KEY_HASH_BYTES:], generation):
-                    ttls[turned] = ttl
-        rows = sorted(ttls)
-        names = [row[:KEY_HASH_BYTES] for row in rows]
-        older: list[bytes] = []
-        if len(set(names)) < len(names):
-            older = [row for row, name, following in zip(rows, names, names[1:], strict=False) if name == following]
-            rows = sorted(ttls.keys() - set(older))
-        return marshal.dumps((b"".join(rows), array("d", map(ttls.__getitem__, rows)).tobytes(), b"".join(older)), _PLAIN_MARSHAL)
+                if row_key.startswith(number(generation)):
+                    promised = ttl
+            row_keys += row_key
+            ttls.append(promised)
+        return marshal.dumps((bytes(row_keys), ttls.tobytes()), _PLAIN_MARSHAL)
 
     @classmethod
     def unpacked(cls, packed: bytes) -> Promises:
         promises = cls()
-        rows, ttls, older = marshal.loads(packed)
-        promises.names = [name for name, _ in iter_unpack(_TURNED, rows)]
-        promises.generations = [generation for _, generation in iter_unpack(_TURNED, rows)]
+        row_keys, ttls = marshal.loads(packed)
+        promises.names = [name for _, name in iter_unpack(ROW_KEY, row_keys)]
+        promises.generations = [generation for generation, _ in iter_unpack(ROW_KEY, row_keys)]
         promises.ttls.frombytes(ttls)
-        promises.older = list(iter_unpack(_TURNED, older))
         return promises
 
 
 def compare(rows: Rows, theirs: Promises, wait_out: float, boot: float) -> Compared:
-    """`wait_out` is the one in force and `boot` is now, in seconds.  A key and a generation that both sides have are one object in `known` and
-    in `rows`."""
-    lacking: list[bytes] = []
-    over = list(theirs.older)
-    strangers: list[tuple[bytes, int]] = []
-    names: list[bytes] = []
-    values: list[tuple[int, float]] = []
+    """`wait_out` is the one in force and `boot` is now, in seconds.  Of two generations of a key the later one counts, and the other is `over`.
+    A key and a generation that both sides have are one object in `known` and in `rows`."""
+    generations, ttls = theirs.generations, theirs.ttls
     # A copy of a short lease goes with the clean mark, so a ttl up to `wait_out` is nothing to rely on later.  A million leases have few
     # different ttls: one object for each is enough.
-    certain = {ttl: ttl if ttl > wait_out else 0.0 for ttl in set(theirs.ttls)}
-    their_names, their_generations, their_ttls = [*theirs.names, _LAST], theirs.generations, theirs.ttls
-    there = 0
+    certain = {ttl: ttl if ttl > wait_out else 0.0 for ttl in set(ttls)}
+    place_of = dict(zip(theirs.names, range(len(theirs.names)), strict=True))
+    found = Compared({}, [], [], [])
+    if len(place_of) < len(theirs.names):
+        found.over.extend((name, generations[at]) for at, name in enumerate(theirs.names) if place_of[name] != at)
     for here in range(0, len(rows.keys), _AT_ONCE):
         end = here + _AT_ONCE
-        keys, generations = rows.keys[here:end], rows.generations[here:end]
-        ttls, deadlines = rows.ttls[here:end], rows.deadlines[here:end]
-        end = there + len(keys)
+        keys, ours, promised = rows.keys[here:end], rows.generations[here:end], rows.ttls[here:end]
+        deadlines = rows.deadlines[here:end]
+        places = list(map(place_of.pop, keys, repeat(-1)))
         if (
-            keys == their_names[there:end]
-            and generations == their_generations[there:end]
-            and ttls.tobytes() == their_ttls[there:end].tobytes()
+            -1 not in places
+            and list(map(generations.__getitem__, places)) == ours
+            and array("d", map(ttls.__getitem__, places)) == promised
             and min(deadlines) > boot
         ):
-            names += keys
-            values += zip(generations, map(certain.__getitem__, ttls), strict=True)
-            there = end
+            found.known.update(zip(keys, zip(ours, map(certain.__getitem__, promised), strict=True), strict=True))
             continue
-        for key, generation, ttl, deadline in zip(keys, generations, ttls, deadlines, strict=True):
-            name = their_names[there]
-            while name < key:
-                names.append(name)
-                values.append((their_generations[there], certain[their_ttls[there]]))
-                strangers.append((name, their_generations[there]))
-                there += 1
-                name = their_names[there]
+        for key, generation, ttl, deadline, place in zip(keys, ours, promised, deadlines, places, strict=True):
             covered = False
-            if name == key:
-                standing, promised = their_generations[there], their_ttls[there]
+            if place >= 0:
+                standing = generations[place]
                 if standing == generation:
                     standing = generation
-                    covered = ttl <= promised
-                names.append(key)
-                values.append((standing, certain[promised]))
+                    covered = ttl <= ttls[place]
+                found.known[key] = (standing, certain[ttls[place]])
                 if standing != generation or deadline <= boot:
-                    over.append((key, standing))
-                there += 1
+                    found.over.append((key, standing))
             if not covered and ttl > wait_out and deadline > boot:
-                lacking.append(key)
-    names += theirs.names[there:]
-    values += zip(their_generations[there:], map(certain.__getitem__, their_ttls[there:]), strict=True)
-    strangers += zip(theirs.names[there:], their_generations[there:], strict=True)
-    return Compared(dict(zip(names, values, strict=True)), lacking, over, strangers)
+                found.lacking.append(key)
+    for name, place in place_of.items():
+        found.known[name] = (generations[place], certain[ttls[place]])
+        found.strangers.append((name, generations[place]))
+    return found
