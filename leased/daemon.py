@@ -91,7 +91,7 @@ class Daemon:
             self.limits,
         )
         self.start = Start(self.lessor, taken, config.wait_out_seconds)
-        self.lessor.reread()
+        self.lessor.load(taken.rows)
         self.switches = Switches(self.lessor, config.limits.max_switches_per_namespace)
         self.switches.load()
         self.watchers = Watchers(self.lessor, config.limits.max_watchers_per_uid)

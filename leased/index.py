@@ -6,28 +6,35 @@ later touches nothing here; the entry popped at the old deadline is checked agai
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from itertools import pairwise, takewhile
 
 from leased.model import Lease
-from leased.state.records import Entry
+from leased.rising import Rising
+from leased.state.survey import Rows
 
 
 class Index:
-    """Every structure is keyed by key hash.  A namespace's leases are kept in the order of their generations, because a dict keeps the
-    order of insertion and generations only rise."""
+    """Every structure is keyed by key hash.  The leases of a namespace or scope are kept in the order of their generations, because a dict
+    keeps the order of insertion and generations only rise.  Only those a namespace was loaded with, which come first, are in any order:
+    to put a million of them in order would take seconds, so that is done as far as somebody looks at them."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, bytes]] = []
         self._due_of: dict[bytes, float] = {}  # the earliest heap entry that will look at this lease
         self._spaces: dict[str, dict[int, bytes]] = {}
+        self._loaded: dict[str, Rising] = {}  # by namespace; of leases that have ended since, too
         self._scopes: dict[tuple[str, str], dict[int, bytes]] = {}
+        self.unflushed: list[bytes] = []  # keys of the records that were marked so when they were loaded
         self.rids: dict[bytes, bytes] = {}  # request ids of live leases -> key hash
         self.texts: dict[bytes, str] = {}  # key texts, as far as seen since the start
 
     def __len__(self) -> int:
         return len(self._due_of)
+
+    def __contains__(self, key_hash: bytes) -> bool:
+        return key_hash in self._due_of
 
     def count(self, namespace: str) -> int:
         space = self._spaces.get(namespace)
@@ -36,42 +43,29 @@ class Index:
     def namespaces(self) -> list[str]:
         return list(self._spaces)
 
-    def load(self, rows: Iterable[Entry], known: dict[bytes, tuple[int, float]], texts: dict[bytes, str]) -> list[bytes]:
-        """Fill an empty index from the records, in the order of their keys: two microseconds each.  Returns the keys marked unflushed.
-
-        `known` is in the same order; where it has a key, its key and generation objects are used, not copies: 90 MB of a million leases.
-        """
+    def load(self, rows: Rows) -> None:
+        """Fill an empty index from the records.  What is large in `rows` is gone afterwards."""
+        keys, generations, deadlines = rows.keys, rows.generations, rows.deadlines
+        self._due = list(zip(deadlines, keys, strict=True))
+        heapify(self._due)
+        self._due_of = dict(zip(keys, deadlines, strict=True))
         spaces: dict[bytes, dict[int, bytes]] = {}
+        for (at, namespace), (end, _) in pairwise([*rows.spaces, (len(keys), b"")]):
+            space = spaces.setdefault(namespace, {})
+            if end == at + 1:
+                space[generations[at]] = keys[at]
+            else:
+                space.update(zip(generations[at:end], keys[at:end], strict=True))
+        for namespace, space in spaces.items():
+            self._spaces[namespace.decode()] = space
+            self._loaded[namespace.decode()] = Rising(list(space))
         scopes: dict[tuple[bytes, bytes], dict[int, bytes]] = {}
-        unflushed: list[bytes] = []
-        due, due_of, rids = self._due, self._due_of, self.rids
-        names = iter(known.items())
-        end: tuple[bytes | None, tuple[int, float]] = (None, (0, 0.0))
-        name, (standing, _) = next(names, end)
-        for key_hash, generation, deadline, namespace, scope, rid, marked in rows:
-            while name is not None and name < key_hash:
-                name, (standing, _) = next(names, end)
-            if name is not None and name == key_hash:
-                key_hash = name
-                if standing == generation:
-                    generation = standing
-            due.append((deadline, key_hash))
-            due_of[key_hash] = deadline
-            space = spaces.get(namespace)
-            if space is None:
-                space = spaces[namespace] = {}
-            space[generation] = key_hash
-            if scope is not None:
-                scopes.setdefault((namespace, scope), {})[generation] = key_hash
-            if rid:
-                rids[rid] = key_hash
-            if marked:
-                unflushed.append(key_hash)
-        heapify(due)
-        self._spaces = {namespace.decode(): _in_order(space) for namespace, space in spaces.items()}
+        for at, namespace, scope in rows.scopes:
+            scopes.setdefault((namespace, scope), {})[generations[at]] = keys[at]
         self._scopes = {(namespace.decode(), scope.decode()): _in_order(unit) for (namespace, scope), unit in scopes.items()}
-        self.texts = {key_hash: text for key_hash, text in texts.items() if key_hash in due_of}
-        return unflushed
+        self.rids = dict(rows.rids)
+        self.unflushed = rows.unflushed
+        rows.keys, rows.generations, rows.deadlines = [], [], []
 
     # ---- changes
 
@@ -106,6 +100,7 @@ class Index:
         del space[lease.generation]
         if not space:
             del self._spaces[lease.namespace]
+            self._loaded.pop(lease.namespace, None)
         if lease.scope is not None:
             scope = self._scopes[lease.namespace, lease.scope]
             del scope[lease.generation]
@@ -165,14 +160,22 @@ class Index:
         return list(self._scopes.get((namespace, scope), {}).values())
 
     def of_namespace(self, namespace: str, after: int, scope: str | None = None) -> Iterator[tuple[int, bytes]]:
-        """(generation, key hash) in rising order, those above `after`."""
+        """(generation, key hash) in rising order, those above `after`.  Leases may end meanwhile."""
         table = self._spaces.get(namespace, {}) if scope is None else self._scopes.get((namespace, scope), {})
-        if not after:
-            yield from list(table.items())
-            return
-        generations = list(table)
-        for generation in generations[bisect_right(generations, after) :]:
-            yield generation, table[generation]
+        loaded = self._loaded.get(namespace) if scope is None else None
+        if loaded is not None:
+            if len(loaded) > 2 * len(table):  # most have ended, and each page would look for them
+                loaded = self._loaded[namespace] = Rising([each for each in loaded.after(0) if each in table])
+            for generation in loaded.after(after):
+                after = generation
+                key_hash = table.get(generation)
+                if key_hash is not None:
+                    yield generation, key_hash
+        later = list(takewhile(after.__lt__, reversed(table)))
+        for generation in reversed(later):
+            key_hash = table.get(generation)
+            if key_hash is not None:
+                yield generation, key_hash
 
     def of_all(self, after: int) -> Iterator[tuple[int, bytes]]:
         """As of_namespace, over every namespace."""

@@ -26,7 +26,8 @@ from leased.queues import Queues
 from leased.state.environment import PAGE_BYTES
 from leased.state.journal import Journal
 from leased.state.leases import RESERVED_PAGES, Leases, LeasesMeta
-from leased.state.records import RecordDamaged, decode_lease, entries, glance
+from leased.state.records import RecordDamaged, decode_lease, glance
+from leased.state.survey import Rows
 from leased.tombs import Tombs
 
 log = structlog.get_logger()
@@ -59,7 +60,6 @@ class Kept:
         self.binding: Binding | None = None
         self.billing: Bills | None = None
         self.free = model.FREE
-        self.unflushed: list[bytes] = []  # found marked so by `reread`
         self.stalled = False  # a free key has a line and could not be granted: see Upkeep._each_second
         self.room = 0  # pages, an estimate that only errs downwards; see has_room
         self.counts: dict[str, int] = dict.fromkeys(
@@ -154,12 +154,24 @@ class Kept:
         return self.room > 0
 
     def reread(self) -> None:
-        """Rebuild what memory knows from the records: at the start, and after the environment had to be opened anew."""
+        """Rebuild what memory knows from the records, after the environment had to be opened anew."""
+        emptied = Index()  # there is no room for two of them
+        emptied.texts, self.index = self.index.texts, emptied
+        rows = Rows()
+        with self.leases.environment.begin() as transaction:
+            rows.read(transaction.cursor(db=self.leases.leases))
+        rows.share(self.journal.known)
+        self.load(rows)
+
+    def load(self, rows: Rows) -> None:
+        """Begin with these records, which are all there are; the rest is read here.  What is large in `rows` is gone afterwards."""
         texts = self.index.texts
         self.index, self.tombs, self.damaged = Index(), Tombs(), {}
+        self.index.load(rows)
+        self.index.texts = {key_hash: text for key_hash, text in texts.items() if key_hash in self.index}
+        for key_hash in rows.damaged:
+            self.set_aside(key_hash)
         with self.leases.environment.begin() as transaction:
-            rows = entries(transaction.cursor(db=self.leases.leases), self.set_aside)
-            self.unflushed = self.index.load(rows, self.journal.known, texts)
             for rid, tombstone, _ in self.leases.tombstone_rows(transaction):
                 self.tombs.add(rid, tombstone.until if tombstone is not None else 0.0)
         self._last_stored = self.leases.read_last()

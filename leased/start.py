@@ -132,7 +132,7 @@ class Start:
         transaction = lessor.lane.transaction
         self._meta = self._meta._replace(start=self._meta.next_start, wait_out=self._taken.wait_out)
         lessor.leases.put_meta(transaction, self._meta)
-        for key_hash in lessor.unflushed:
+        for key_hash in lessor.index.unflushed:
             lease = lessor.record(key_hash)
             if lease is not None and lease.unflushed:
                 flushed = lease._replace(unflushed=False, previous_ttl=0.0, previous_deadline=0.0)

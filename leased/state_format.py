@@ -2,7 +2,7 @@
 
 The rule.  The ledger's meta record carries a format number.  Whatever a program writes that the last release could not read (a new version of
 any record, in either store, or another meaning of an old one) gets the next number.  A program opens its own format; an older one is brought up
-by a step of UPGRADES, in the ledger's first transaction of a start, or refused; a newer one is refused always.  The volatile store needs no
+by a step of UPGRADES, in one transaction when the ledger is opened, or refused; a newer one is refused always.  The volatile store needs no
 number of its own: it is only used together with the ledger that belongs to it, and its meta record has a version byte.
 
 The file `version` beside the ledger names the program that last opened the state for writing.  It is there to be told to people.
@@ -26,8 +26,8 @@ from leased.state.probe import MAX_TABLES
 from leased.state.records import RecordDamaged, unseal
 from leased.version import VERSION
 
-UPGRADES: Final[Mapping[int, str]] = MappingProxyType({})
-"""Older formats this program brings up, and how.  None yet: 1 is the first."""
+UPGRADES: Final[Mapping[int, str]] = MappingProxyType({1: "leases of the ledger stand under their generation: Ledger._bring_up"})
+"""Older formats this program brings up, and how."""
 
 WRITER: Final = "version"
 MAX_WRITER_BYTES: Final = 64

@@ -101,7 +101,13 @@ class Journal:
     # ---- queueing; each returns the number of the flush that will carry it
 
     def put(self, key_hash: bytes, entry: LedgerLease) -> int:
-        self._uncertain[key_hash] = entry.lease.generation
+        generation = entry.lease.generation
+        flushed, uncertain = self._flushed.get(key_hash), self._uncertain.get(key_hash)
+        if flushed is not None and flushed[0] != generation:  # each generation has a record of its own there
+            self._queue.append(("del", key_hash, flushed[0]))
+        if uncertain is not None and uncertain != generation:
+            self._queue.append(("del", key_hash, uncertain))
+        self._uncertain[key_hash] = generation
         self._queue.append(("put", key_hash, entry))
         self._wanted = True
         return self.open_number

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import lmdb
 
+from leased.digests import KEY_HASH_BYTES
 from leased.errors import StateRefused, StoreError
 from leased.model import Lease
 from leased.state.agent_records import Agent, decode_agent
@@ -23,13 +24,19 @@ from leased.state.leases import Start
 from leased.state.outbox import OPS
 from leased.state.records import RecordDamaged, decode_lease, encode_lease, glance, seal, unseal
 
-FORMAT: Final = 1
+FORMAT: Final = 2  # an older one is brought up when it is opened for writing, see state_format.py
 MAP_BYTES: Final = 1 << 36  # address space only: the file grows as it needs
+BROUGHT_UP: Final = frozenset({1})
 META_VERSION: Final = 1
-COPY_VERSION: Final = 1
+COPY_VERSION: Final = 2
+OLD_COPY_VERSION: Final = 1  # the same record, under its key hash alone: see _bring_up
+_OLD: Final = bytes((OLD_COPY_VERSION,))
 TABLES: Final = ("meta", "leases", "billed", "outbox", "dead", "totals", "agents", "switches")
 INITIALISED: Final = "initialised"
-_REMAINING = struct.Struct("<d")
+_REMAINING: Final = struct.Struct("<d")
+GENERATION: Final = struct.Struct(">Q")
+ROW_KEY: Final = f">Q{KEY_HASH_BYTES}s"  # the same as a struct: (generation, key hash)
+ROW_KEY_BYTES: Final = GENERATION.size + KEY_HASH_BYTES
 NOT_A_COPY: Final = -1.0
 LEASE_AT: Final = 1 + _REMAINING.size  # where the lease begins in a ledger record
 _NO_COPY: Final = _REMAINING.pack(NOT_A_COPY)
@@ -66,12 +73,18 @@ Op = tuple[Any, ...]
 
 
 class Ledger:
-    """The environment and its tables.  After `open` only the writer thread touches it, until `close`."""
+    """The environment and its tables.  After `open` only the writer thread touches it, until `close`.
+
+    A lease stands under its generation and its key hash: what was granted at one time lies together, and a lease that comes and goes
+    changes the last pages only, where its neighbours do the same.  By key hash alone each would cost a page of its own, twice.
+    """
 
     def __init__(self, directory: Path, *, readonly: bool = False) -> None:
         self.directory = directory
         self._readonly = readonly
         self._open()
+        if not readonly:
+            self._bring_up()
 
     def _open(self) -> None:
         self.environment: lmdb.Environment = open_environment(
@@ -110,7 +123,7 @@ class Ledger:
             fields = json.loads(unseal(bytes(raw), META_VERSION, "ledger meta"))
         except RecordDamaged as error:
             raise StateRefused(f"{self.directory}/data.mdb: {error}: run `leased fsck`, then restore a backup") from error
-        if fields.get("format") != FORMAT:
+        if fields.get("format") not in {FORMAT, *BROUGHT_UP}:
             raise StateRefused(
                 f"{self.directory}: the state has format {fields.get('format')!r} and this version of leased knows {FORMAT}: "
                 "install the version that wrote it; nothing was changed"
@@ -124,8 +137,9 @@ class Ledger:
             ) from error
 
     def rows(self, transaction: Any) -> Any:
-        """(key hash, LedgerLease or None where damaged, raw)."""
-        return each(transaction, self.leases, decode_ledger_lease)
+        """(key hash, LedgerLease or None where damaged, raw), in the order of generations: where a key comes twice, the later one counts."""
+        for row_key, entry, raw in each(transaction, self.leases, decode_ledger_lease):
+            yield key_hash_of(row_key), entry if entry is not None and stands_under(row_key, entry) else None, raw
 
     def read_agents(self) -> tuple[dict[bytes, Agent], list[bytes]]:
         """Agent keys by digest, and the digests of those that cannot be read."""
@@ -154,21 +168,16 @@ class Ledger:
             raise
 
     def _put(self, transaction: Any, key_hash: bytes, entry: LedgerLease) -> None:
-        raw = transaction.get(key_hash, db=self.leases)
+        row_key = row_key_of(key_hash, entry.lease.generation)
+        raw = transaction.get(row_key, db=self.leases)
         if raw is not None and entry.remaining == NOT_A_COPY:
             there = glance(raw, LEASE_AT, COPY_VERSION)
-            if there is not None and there[0] == entry.lease.generation and there[1] > entry.lease.ttl:
+            if there is not None and there[1] > entry.lease.ttl:
                 return
-        transaction.put(key_hash, encode_ledger_lease(entry), db=self.leases)
+        transaction.put(row_key, encode_ledger_lease(entry), db=self.leases)
 
     def _del(self, transaction: Any, key_hash: bytes, generation: int) -> None:
-        raw = transaction.get(key_hash, db=self.leases)
-        if raw is None:
-            return
-        there = glance(raw, LEASE_AT, COPY_VERSION)
-        if there is not None and there[0] != generation:
-            return  # nobody can be held to a record that cannot be read, and the key it stands for is free now
-        transaction.delete(key_hash, db=self.leases)
+        transaction.delete(row_key_of(key_hash, generation), db=self.leases)
 
     def _meta(self, transaction: Any, changes: dict[str, Any]) -> None:
         raw = transaction.get(b"meta", db=self.meta)
@@ -211,6 +220,27 @@ class Ledger:
             else:
                 transaction.put(key_hash, encode_ledger_lease(LedgerLease(entry.lease)), db=self.leases)
 
+    def _bring_up(self) -> None:
+        """From format 1, where leases stood under key hashes alone, all in one transaction.  Of a damaged record only the key can be told: it goes
+        under generation 0.  Raises StoreError; a meta record that cannot be read is left for `read_meta` to tell of."""
+        with translated(str(self.directory)), self.environment.begin(write=True) as transaction:
+            try:
+                fields = json.loads(unseal(transaction.get(b"meta", db=self.meta) or b"", META_VERSION, "ledger meta"))
+            except (RecordDamaged, StateRefused):
+                return
+            if fields.get("format") != 1:
+                return
+            for key_hash, raw in [(bytes(key), bytes(raw)) for key, raw in transaction.cursor(db=self.leases)]:
+                transaction.delete(key_hash, db=self.leases)
+                try:
+                    seen = glance(raw, LEASE_AT, OLD_COPY_VERSION)
+                except StateRefused:
+                    seen = None
+                if seen is not None:
+                    raw = seal(COPY_VERSION, raw[1:-4])
+                transaction.put(row_key_of(key_hash, seen[0] if seen is not None else 0), raw, db=self.leases)
+            self._meta(transaction, {"format": FORMAT})
+
 
 _APPLY: Final[dict[str, Callable[..., None]]] = {
     "put": Ledger._put,
@@ -225,12 +255,26 @@ _APPLY: Final[dict[str, Callable[..., None]]] = {
 }
 
 
+def row_key_of(key_hash: bytes, generation: int) -> bytes:
+    """What a lease stands under in the ledger."""
+    return GENERATION.pack(generation) + key_hash
+
+
+def key_hash_of(row_key: bytes) -> bytes:
+    return row_key[GENERATION.size :]
+
+
+def stands_under(row_key: bytes, entry: LedgerLease) -> bool:
+    """Is this the record that belongs there?"""
+    return row_key[: GENERATION.size] == GENERATION.pack(entry.lease.generation)
+
+
 def encode_ledger_lease(entry: LedgerLease) -> bytes:
     return seal(COPY_VERSION, _REMAINING.pack(entry.remaining) + encode_lease(entry.lease))
 
 
 def decode_ledger_lease(record: bytes) -> LedgerLease:
-    body = unseal(record, COPY_VERSION, "ledger lease")
+    body = unseal(record, OLD_COPY_VERSION if record[:1] == _OLD else COPY_VERSION, "ledger lease")
     if len(body) <= _REMAINING.size:
         raise RecordDamaged("a ledger lease is too short")
     return LedgerLease(decode_lease(body[_REMAINING.size :]), _REMAINING.unpack_from(body)[0])

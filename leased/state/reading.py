@@ -22,7 +22,7 @@ from leased.state import leases as leases_store
 from leased.state import ledger as ledger_store
 from leased.state.environment import PAGE_BYTES
 from leased.state.leases import Start
-from leased.state.ledger import LedgerLease, decode_ledger_lease
+from leased.state.ledger import ROW_KEY_BYTES, LedgerLease, decode_ledger_lease, key_hash_of, stands_under
 from leased.state.records import decode_lease, decode_tombstone, unseal
 from leased.state.switch_records import decode_switch
 
@@ -121,7 +121,7 @@ RESTORE: Final = {
 }
 SET_ASIDE: Final[Mapping[tuple[str, str], str]] = {
     (store, name): {
-        ("ledger", "leases"): "this lease does not come back after a power cut; it is overwritten when its key is leased again",
+        ("ledger", "leases"): "this lease does not come back after a power cut; the next start writes it again or deletes it",
         ("ledger", "meta"): RESTORE["ledger"],
         ("leases", "leases"): "the daemon answers null for this key until the longest ttl has passed, then forgets it",
         ("leases", "meta"): RESTORE["leases"],
@@ -134,14 +134,30 @@ SET_ASIDE: Final[Mapping[tuple[str, str], str]] = {
 def read_ledger(reader: Reader) -> LedgerContents:
     with reader.environment.begin(buffers=False) as transaction:
         metas = reader.table(transaction, "meta", 0, _as_it_is)
-        rows = reader.table(transaction, "leases", KEY_HASH_BYTES, decode_ledger_lease)
+        rows = reader.table(transaction, "leases", 0, decode_ledger_lease)
         reader.table(transaction, "switches", 0, decode_switch)
         for name in ledger_store.TABLES:
             if name not in {"meta", "leases", "switches"}:
                 reader.table(transaction, name, 0, _sealed)
     meta = _meta(reader, metas.get(b"meta"), ledger_store.META_VERSION, "ledger meta")
     _strangers(reader, metas, {b"meta"})
-    return LedgerContents(_judge_meta(reader, meta, _LEDGER_FIELDS), rows, reader.counts)
+    return LedgerContents(_judge_meta(reader, meta, _LEDGER_FIELDS), _by_key_hash(reader, rows), reader.counts)
+
+
+def _by_key_hash(reader: Reader, rows: dict[bytes, LedgerLease]) -> dict[bytes, LedgerLease]:
+    """Of two generations of one key the later one counts."""
+    found: dict[bytes, LedgerLease] = {}
+    for row_key, entry in rows.items():
+        shown = f"the leases record {row_key[:40].hex()}"
+        if len(row_key) == KEY_HASH_BYTES:  # as an earlier version wrote it
+            found[row_key] = entry
+        elif len(row_key) != ROW_KEY_BYTES:
+            reader.found("key", f"{shown} has a key of {len(row_key)} bytes, not {ROW_KEY_BYTES}: {RESTORE['ledger']}")
+        elif not stands_under(row_key, entry):
+            reader.found("key", f"{shown} is of another generation than it stands under: {SET_ASIDE['ledger', 'leases']}")
+        else:
+            found[key_hash_of(row_key)] = entry
+    return found
 
 
 def read_leases(reader: Reader) -> LeasesContents:
@@ -249,7 +265,7 @@ _LEDGER_FIELDS: Final = _COMMON | {
     "mark": _whole,
     "clean": lambda value: isinstance(value, bool),
     "restored": lambda value: _whole(value) and value in (0, 1, 2),
-    "format": lambda value: value == ledger_store.FORMAT,
+    "format": lambda value: value == ledger_store.FORMAT or value in ledger_store.BROUGHT_UP,
 }
 _LEASES_FIELDS: Final = _COMMON | {
     "next_start": _start,

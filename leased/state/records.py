@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from leased.digests import KEY_HASH_BYTES, PROOF_BYTES
@@ -23,7 +23,7 @@ TOMBSTONE_VERSION: Final = 1
 _HEAD: Final = struct.Struct(
     "<BBQddQddd16s16sHHH"
 )  # version flags generation ttl deadline sealed rid_until previous(2) proof rid lengths(3)
-_GLANCE: Final = struct.Struct("<BBQdd")
+GLANCE: Final = struct.Struct("<BBQdd")
 _PREVIOUS: Final = struct.Struct("<dd")
 _PREVIOUS_AT: Final = struct.calcsize("<BBQddQd")
 _TOMBSTONE: Final = struct.Struct(f"<B{KEY_HASH_BYTES}s{PROOF_BYTES}sd")
@@ -32,6 +32,15 @@ crc32: Final = zlib.crc32
 _RESIDUE: Final = 0x2144DF1C  # the CRC-32 of anything followed by its own CRC-32: no slice is needed to check one
 _HAS_RID, _HAS_SCOPE, _PRESENTED, _UNFLUSHED, _BIND_SHIFT = 1, 2, 4, 8, 4
 _NO_RID: Final = bytes(16)
+
+# For survey.py, which takes in a million records and has no time for a call for each.
+LOOK: Final = struct.Struct("<BBQdd64xHHH")  # version flags generation ttl deadline lengths(3)
+TEXTS_AT: Final = _HEAD.size
+RID_AT: Final = struct.calcsize("<BBQddQddd16s")
+RESIDUE: Final = _RESIDUE
+HAS_RID: Final = _HAS_RID
+HAS_SCOPE: Final = _HAS_SCOPE
+UNFLUSHED: Final = _UNFLUSHED
 
 
 class RecordDamaged(ValueError):
@@ -89,7 +98,7 @@ def decode_lease(record: bytes) -> Lease:
         _HEAD.unpack_from(record)
     )
     if version != LEASE_VERSION:
-        raise _future("lease", version)
+        raise future("lease", version)
     at = _HEAD.size
     label_at = at + n_space
     unit_at = label_at + n_label
@@ -122,44 +131,21 @@ def confirmed(raw: bytes) -> bytes:
 
 
 def glances(rows: Iterable[tuple[bytes, bytes]], at: int = 0, sealed: int = 0) -> Iterator[tuple[bytes, bytes, int, float, float]]:
-    """(key, raw, generation, ttl, deadline) of every lease record that is sound: what a start needs of a million of them.
+    """(key, raw, generation, ttl, deadline) of every lease record that is sound.
 
     `at`: where the lease begins within an envelope of version `sealed`, whose checksum covers it.  Raises StateRefused for a version
     of the future.
     """
-    unpack, least = _GLANCE.unpack_from, at + _HEAD.size + 4
+    unpack, least = GLANCE.unpack_from, at + _HEAD.size + 4
     for key, raw in rows:
         if len(raw) < least or crc32(raw) != _RESIDUE:
             continue
         if at and raw[0] != sealed:
-            raise _future("ledger lease", raw[0])
+            raise future("ledger lease", raw[0])
         version, _, generation, ttl, deadline = unpack(raw, at)
         if version != LEASE_VERSION:
-            raise _future("lease", version)
+            raise future("lease", version)
         yield key, raw, generation, ttl, deadline
-
-
-Entry = tuple[bytes, int, float, bytes, bytes | None, bytes, bool]
-"""(key, generation, deadline, namespace, scope, request id, unflushed): what the index needs of a record."""
-
-
-def entries(rows: Iterable[tuple[bytes, bytes]], damaged: Callable[[bytes], None]) -> Iterator[Entry]:
-    """Every lease record; `damaged` is told the keys of those that cannot be read.  Raises StateRefused for a version of the future."""
-    unpack, head = _HEAD.unpack_from, _HEAD.size
-    for key, raw in rows:
-        size = len(raw) - 4
-        if size < head or crc32(raw) != _RESIDUE:
-            damaged(key)
-            continue
-        version, flags, generation, _, deadline, _, _, _, _, _, rid, n_space, n_label, n_unit = unpack(raw)
-        if version != LEASE_VERSION:
-            raise _future("lease", version)
-        label_at = head + n_space
-        if label_at + n_label + n_unit != size:
-            damaged(key)
-            continue
-        scope = raw[label_at + n_label : size] if flags & _HAS_SCOPE else None
-        yield key, generation, deadline, raw[head:label_at], scope, rid if flags & _HAS_RID else b"", bool(flags & _UNFLUSHED)
 
 
 def encode_tombstone(tombstone: Tombstone) -> bytes:
@@ -172,7 +158,7 @@ def decode_tombstone(record: bytes) -> Tombstone:
         raise RecordDamaged("a tombstone does not match its checksum")
     version, key_hash, holder_hash, until = _TOMBSTONE.unpack_from(record)
     if version != TOMBSTONE_VERSION:
-        raise _future("tombstone", version)
+        raise future("tombstone", version)
     return Tombstone(key_hash, holder_hash, until)
 
 
@@ -187,11 +173,12 @@ def unseal(record: bytes, version: int, what: str) -> bytes:
     if len(record) < 5 or crc32(record) != _RESIDUE:
         raise RecordDamaged(f"the {what} record does not match its checksum")
     if record[0] != version:
-        raise _future(what, record[0])
+        raise future(what, record[0])
     return record[1:-4]
 
 
-def _future(what: str, version: int) -> StateRefused:
+def future(what: str, version: int) -> StateRefused:
+    """What is raised for a record of a version of the future."""
     return StateRefused(
         f"a {what} record has version {version}, which this version of leased does not know: "
         "install the version that wrote it, or restore a backup made by this one"

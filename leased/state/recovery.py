@@ -22,8 +22,9 @@ from leased.errors import StateRefused
 from leased.generations import HEADROOM
 from leased.model import MAX_GENERATION, MAX_TTL_SECONDS, Lease
 from leased.state.leases import Leases, LeasesMeta, Start
-from leased.state.ledger import COPY_VERSION, INITIALISED, LEASE_AT, NOT_A_COPY, Ledger, LedgerLease, LedgerMeta, Op
-from leased.state.records import RecordDamaged, decode_lease, encode_lease, glances
+from leased.state.ledger import INITIALISED, NOT_A_COPY, Ledger, LedgerLease, LedgerMeta, Op
+from leased.state.records import RecordDamaged, decode_lease, encode_lease
+from leased.state.survey import Promises, Rows, compare
 from leased.state.switch_records import decode_switch, encode_switch
 
 NEVER_STARTED: Final = Start(0, "")
@@ -32,12 +33,14 @@ UNREADABLE: Final = b"\0"  # no record is as short: its reader sets the key asid
 
 class TakenOver(NamedTuple):
     """The outcome: what the start must flush (`first`, then `second`), and what the daemon begins with.  `story` says in a few words
-    which situation was met; `known` is what the ledger holds: (generation, ttl) by key hash."""
+    which situation was met; `known` is what the ledger holds: (generation, ttl) by key hash; `rows` is what
+    `leases` holds, for whoever loads them."""
 
     meta: LeasesMeta
     first: list[Op]
     second: list[Op]
     known: dict[bytes, tuple[int, float]]
+    rows: Rows
     last: int
     mark: int
     wait_out: float
@@ -46,8 +49,18 @@ class TakenOver(NamedTuple):
     rebuilt: bool = False
 
 
-def take_over(leases: Leases, ledger: Ledger, *, wait_out: float, boot: float, boot_id: str) -> TakenOver:
-    """Raises StateRefused for a ledger that must not be used as it is.  `wait_out` is the configured one, in seconds."""
+def take_over(
+    leases: Leases,
+    ledger: Ledger,
+    *,
+    wait_out: float,
+    boot: float,
+    boot_id: str,
+    rows: bytes = b"",
+    promised: bytes = b"",
+) -> TakenOver:
+    """Raises StateRefused for a ledger that must not be used as it is.  `wait_out` is the configured one, in seconds.  `rows` and `promised` are
+    what both tables of leases hold at this moment, packed, if whoever calls knows: then they are not read again."""
     theirs = ledger.read_meta()
     ours, lost_because = _usable(leases, boot, boot_id)
     if theirs is None:
@@ -63,7 +76,11 @@ def take_over(leases: Leases, ledger: Ledger, *, wait_out: float, boot: float, b
     in_force = found.wait_out if waiting else wait_out
     meta = found.meta._replace(boot_id=boot_id, wait_out=found.wait_out, no_grant_before=found.no_grant_before if waiting else 0.0)
     last = _store(leases, ledger, found, meta, boot, theirs)
-    first, known = _missing(leases, ledger, in_force, boot)
+    if found.rows is not None:  # `leases` has been made anew
+        rows = b""
+    looked = Rows.unpacked(rows) if rows else _looked(leases)
+    promises = Promises.unpacked(promised) if promised else _promised(ledger)
+    first, known = _missing(leases, looked, promises, in_force, boot)
     first += _forgotten_switches(leases, ledger)
     if theirs is None:
         base = LedgerMeta(meta.install_id, meta.secret, last, meta.incarnation, boot_id, meta.start, found.wait_out)
@@ -91,6 +108,7 @@ def take_over(leases: Leases, ledger: Ledger, *, wait_out: float, boot: float, b
         first,
         second,
         known,
+        looked,
         last,
         theirs.mark if theirs is not None else 0,
         in_force,
@@ -238,38 +256,36 @@ def _of_another_boot(record: bytes) -> bytes:
         return record
 
 
-def _missing(leases: Leases, ledger: Ledger, wait_out: float, boot: float) -> tuple[list[Op], dict[bytes, tuple[int, float]]]:
+def _looked(leases: Leases) -> Rows:
+    rows = Rows()
+    with leases.environment.begin() as transaction:
+        rows.read(transaction.cursor(db=leases.leases))
+    return rows
+
+
+def _promised(ledger: Ledger) -> Promises:
+    with ledger.environment.begin() as transaction:
+        return Promises.of(transaction.cursor(db=ledger.leases))
+
+
+def _missing(
+    leases: Leases, rows: Rows, promises: Promises, wait_out: float, boot: float
+) -> tuple[list[Op], dict[bytes, tuple[int, float]]]:
     """What the ledger lacks: every live lease above `wait_out`; and what it should not have: records of leases that are no more.
-    With it, what the ledger holds, in the order of its keys.  Both tables are in that order, so one walk over the two is enough."""
-    ops: list[Op] = []
-    known: dict[bytes, tuple[int, float]] = {}
-    ttls: dict[float, float] = {}  # a million leases have few different ttls: one float object for each
-    with leases.environment.begin() as ours, ledger.environment.begin() as theirs:
-        rows = glances(ours.cursor(db=leases.leases))
-        row = next(rows, None)
-        for key_hash, _, generation, ttl, _ in glances(theirs.cursor(db=ledger.leases), LEASE_AT, COPY_VERSION):
-            # A copy of a short lease goes with the clean mark, so a ttl up to `wait_out` is nothing to rely on later.
-            certain = ttl if ttl > wait_out else 0.0
-            known[key_hash] = (generation, ttls.setdefault(certain, certain))
-            while row is not None and row[0] < key_hash:
-                _put_if_long(ops, row, wait_out, boot)
-                row = next(rows, None)
-            if row is None or row[0] != key_hash:
-                if (
-                    ours.get(key_hash, db=leases.leases) is None
-                ):  # else: one that cannot be read, and this may be the only account of it
-                    ops.append(("del", key_hash, generation))
-                continue
-            if row[2] != generation or row[4] <= boot:
+    With it, what the ledger holds."""
+    found = compare(rows, promises, wait_out, boot)
+    with leases.environment.begin() as ours:
+        ops: list[Op] = [("del", key_hash, generation) for key_hash, generation in found.over]
+        for key_hash, generation in found.strangers:
+            if (
+                ours.get(key_hash, db=leases.leases) is None
+            ):  # else: one that cannot be read, and this may be the only account of it
                 ops.append(("del", key_hash, generation))
-                _put_if_long(ops, row, wait_out, boot)
-            elif row[3] > ttl:
-                _put_if_long(ops, row, wait_out, boot)
-            row = next(rows, None)
-        while row is not None:
-            _put_if_long(ops, row, wait_out, boot)
-            row = next(rows, None)
-    return ops, known
+        for key_hash in found.lacking:
+            raw = ours.get(key_hash, db=leases.leases)
+            if raw is not None:
+                ops.append(("put", key_hash, LedgerLease(decode_lease(raw))))
+    return ops, found.known
 
 
 def _forgotten_switches(leases: Leases, ledger: Ledger) -> list[Op]:
@@ -278,9 +294,3 @@ def _forgotten_switches(leases: Leases, ledger: Ledger) -> list[Op]:
     with leases.environment.begin() as ours, ledger.environment.begin() as theirs:
         keys = [bytes(key) for key in theirs.cursor(db=ledger.switches).iternext(values=False)]
         return [("switch", key, None) for key in keys if ours.get(key, db=leases.switches) is None]
-
-
-def _put_if_long(ops: list[Op], row: tuple[bytes, bytes, int, float, float], wait_out: float, boot: float) -> None:
-    key_hash, raw, _, ttl, deadline = row
-    if ttl > wait_out and deadline > boot:
-        ops.append(("put", key_hash, LedgerLease(decode_lease(raw))))

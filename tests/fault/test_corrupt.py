@@ -302,7 +302,7 @@ def test_a_damaged_file_of_the_ledger_is_refused_with_a_sentence(daemon: Served,
 def newer_format(directory: Path) -> None:
     with opened(directory, "meta") as (transaction, table):
         fields = json.loads(bytes(transaction.get(b"meta", db=table))[1:-4])
-        transaction.put(b"meta", sealed(1, json.dumps(fields | {"format": 2, "unheard_of": 1}).encode()), db=table)
+        transaction.put(b"meta", sealed(1, json.dumps(fields | {"format": 3, "unheard_of": 1}).encode()), db=table)
 
 
 def newer_meta(directory: Path) -> None:
@@ -320,4 +320,4 @@ def newer_lease(directory: Path) -> None:
 def test_a_state_of_a_later_version_is_refused_and_left_as_it_is(daemon: Served, newer: Callable[[Path], None]) -> None:
     prepared(daemon, LONG)
     newer(daemon.state_dir)
-    refused_for_good(daemon, "version", "meta record" if newer is newer_meta else "format 2" if newer is newer_format else "ledger")
+    refused_for_good(daemon, "version", "meta record" if newer is newer_meta else "format 3" if newer is newer_format else "ledger")

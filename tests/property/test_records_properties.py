@@ -17,11 +17,11 @@ from leased.state.records import (
     decode_tombstone,
     encode_lease,
     encode_tombstone,
-    entries,
     glances,
     seal,
     unseal,
 )
+from leased.state.survey import Rows
 
 unhurried = settings(max_examples=50, deadline=None)  # other tests may have the processor meanwhile
 
@@ -82,11 +82,20 @@ def glance_ledger_lease(record: bytes) -> tuple[Any, ...]:
 
 
 def entry(record: bytes) -> tuple[Any, ...]:
-    damaged: list[bytes] = []
-    found = list(entries([(b"k", record)], damaged.append))
-    if damaged:
+    rows = Rows()
+    rows.read([(b"k", record)])
+    if rows.damaged:
+        assert (rows.damaged, rows.keys) == ([b"k"], [])
         raise RecordDamaged
-    return found[0][1:]
+    assert rows.keys == [b"k"]
+    [[_, namespace]] = rows.spaces
+    scope, rid = next(iter(rows.scopes), None), next(iter(rows.rids), None)
+    assert scope is None or scope[:2] == (0, namespace)
+    assert rid is None or rid[1] == b"k"
+    return (
+        *(rows.generations[0], rows.ttls[0], rows.deadlines[0], namespace, scope and scope[2], rid[0] if rid else b""),
+        rows.unflushed == [b"k"],
+    )
 
 
 @unhurried
@@ -95,7 +104,7 @@ def test_the_short_looks_at_a_lease_agree_with_the_whole_of_it(lease: Lease) -> 
     record = encode_lease(lease)
     assert glance(record) == (lease.generation, lease.ttl, lease.deadline)
     namespace, scope = lease.namespace.encode(), None if lease.scope is None else lease.scope.encode()
-    assert entry(record) == (lease.generation, lease.deadline, namespace, scope, lease.rid, lease.unflushed)
+    assert entry(record) == (lease.generation, lease.ttl, lease.deadline, namespace, scope, lease.rid, lease.unflushed)
 
 
 @unhurried

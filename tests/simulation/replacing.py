@@ -101,7 +101,7 @@ def world(seed: int, keys: list[Place], scopes: list[Place], *, keeper: bool = F
             (leased.state.recovery, "secrets", SimpleNamespace(token_hex=lambda size: chance.randbytes(size).hex())),
             (leased.doors.unix, "RpcPeer", judged_peer(made)),
             (leased.doors.unix, "set", InOrder),
-            (leased.opening, "probe", lambda path: ""),
+            (leased.opening, "Probe", lambda path, taking: SimpleNamespace(end=lambda: "", taken=None)),
             (leased.fsck, "probe", lambda path: ""),
         ):
             replaced.enter_context(patch.object(target, name, new, create=True))

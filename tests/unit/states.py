@@ -20,7 +20,7 @@ from leased.config import Config, parse
 from leased.model import Lease, Tombstone
 from leased.state.environment import DirectoryLock
 from leased.state.leases import META_VERSION, Leases
-from leased.state.ledger import Ledger, LedgerLease, write_initialised
+from leased.state.ledger import Ledger, LedgerLease, encode_ledger_lease, row_key_of, write_initialised
 from leased.state.records import seal, unseal
 from leased.state.recovery import take_over
 from leased.state.switch_records import Switch, encode_switch
@@ -30,6 +30,11 @@ BOOT_ID = "boot-a"
 WALL = 1_800_000_000.0
 FIRST = 1_800_000_000_000_000
 LONG, SHORT, ENDED, OTHER = (bytes([number]) * 20 for number in (1, 2, 3, 4))
+LONG_ROW, SHORT_ROW, ENDED_ROW = (
+    row_key_of(LONG, FIRST),
+    row_key_of(SHORT, FIRST + 1),
+    row_key_of(ENDED, FIRST + 2),
+)  # in the ledger
 RID, SPENT = b"r" * 16, b"s" * 16
 
 
@@ -114,6 +119,10 @@ def change_meta(transaction: Any, table: Any, **changes: Any) -> None:
     fields = json.loads(unseal(transaction.get(b"meta", db=table), META_VERSION, "meta")) | changes
     kept = {name: value for name, value in fields.items() if value is not None}
     transaction.put(b"meta", seal(META_VERSION, json.dumps(kept).encode()), db=table)
+
+
+def put_in_ledger(ledger: Ledger, transaction: Any, key_hash: bytes, entry: LedgerLease) -> None:
+    transaction.put(row_key_of(key_hash, entry.lease.generation), encode_ledger_lease(entry), db=ledger.leases)
 
 
 def spoil(transaction: Any, key: bytes, table: Any) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import lmdb
 import pytest
 import states
-from states import BOOT, BOOT_ID, ENDED, FIRST, LONG, WALL
+from states import BOOT, BOOT_ID, ENDED, ENDED_ROW, FIRST, LONG, LONG_ROW, WALL
 
 from leased import backup, fsck
 from leased.errors import StateLocked, StateRefused, StoreError, StoreFull
@@ -200,10 +200,10 @@ def test_nothing_to_back_up_is_told(tmp_path: Path) -> None:
 
 def test_a_damaged_record_is_copied_and_told(root: Path, tmp_path: Path) -> None:
     with states.opened_ledger(root) as (ledger, transaction):
-        states.spoil(transaction, ENDED, ledger.leases)
+        states.spoil(transaction, ENDED_ROW, ledger.leases)
     out = io.StringIO()
     assert backup.backup(states.config_of(root), tmp_path / "copy", out) == 1
-    assert f"damaged in the ledger, and so in the copy: the leases record {ENDED.hex()} cannot be read" in out.getvalue()
+    assert f"damaged in the ledger, and so in the copy: the leases record {ENDED_ROW.hex()} cannot be read" in out.getvalue()
     assert (tmp_path / "copy").exists()
 
 
@@ -249,7 +249,7 @@ def test_no_holders_waits_for_nothing(root: Path, copy: Path) -> None:
 
 def test_a_restore_keeps_what_was_there(root: Path, copy: Path) -> None:
     with states.opened_ledger(root) as (ledger, transaction):
-        transaction.delete(LONG, db=ledger.leases)
+        transaction.delete(LONG_ROW, db=ledger.leases)
     before = (root / "state" / "data.mdb").read_bytes()
     said = restored(root, copy)
     restored(root, copy)
@@ -290,15 +290,15 @@ def refused(root: Path, file: Path, said: str, error: type[Exception] = StateRef
 
 
 def test_a_newer_format_is_refused(root: Path, copy: Path) -> None:
-    change(copy, format=2)
-    refused(root, copy, "has format 2 and this version of leased knows 1: install the version that wrote it; nothing was changed")
+    change(copy, format=3)
+    refused(root, copy, "has format 3 and this version of leased knows 2: install the version that wrote it; nothing was changed")
 
 
 def test_a_damaged_backup_is_refused(root: Path, copy: Path) -> None:
     with lmdb.open(str(copy), subdir=False, lock=False, max_dbs=8) as environment:
         table = environment.open_db(b"leases", create=False)
         with environment.begin(write=True) as transaction:
-            states.spoil(transaction, LONG, table)
+            states.spoil(transaction, LONG_ROW, table)
     refused(root, copy, "the leases record .* cannot be read")
     os.truncate(copy, 8192)
     refused(root, copy, "the file kills its reader .*: name another backup")

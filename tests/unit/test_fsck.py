@@ -13,7 +13,7 @@ from typing import Any
 import lmdb
 import pytest
 import states
-from states import BOOT, ENDED, FIRST, LONG, OTHER, RID, SHORT, SPENT, lease_of
+from states import BOOT, ENDED, ENDED_ROW, FIRST, LONG, LONG_ROW, OTHER, RID, SHORT, SHORT_ROW, SPENT, lease_of
 
 from leased import fsck
 from leased.errors import StateLocked
@@ -121,7 +121,7 @@ def breaks(code: str, said: str = "") -> Callable[[Change], Change]:
 @breaks("ledger.record", "does not come back after a power cut")
 def a_flipped_bit_in_a_ledger_lease(root: Path) -> None:
     with states.opened_ledger(root) as (ledger, transaction):
-        states.spoil(transaction, ENDED, ledger.leases)
+        states.spoil(transaction, ENDED_ROW, ledger.leases)
 
 
 @breaks("ledger.record", "the switches record")
@@ -139,37 +139,43 @@ def an_event_without_its_checksum(root: Path) -> None:
 @breaks("ledger.version", "install the version that wrote it")
 def a_record_of_the_future(root: Path) -> None:
     with states.opened_ledger(root) as (ledger, transaction):
-        transaction.put(ENDED, seal(COPY_VERSION + 1, b"whatever"), db=ledger.leases)
+        transaction.put(ENDED_ROW, seal(COPY_VERSION + 1, b"whatever"), db=ledger.leases)
 
 
-@breaks("ledger.format", "format 2 and this version of leased knows 1")
+@breaks("ledger.format", "format 3 and this version of leased knows 2")
 def a_format_of_the_future(root: Path) -> None:
     with states.opened_ledger(root) as (ledger, transaction):
-        states.change_meta(transaction, ledger.meta, format=2, mark=None)
+        states.change_meta(transaction, ledger.meta, format=3, mark=None)
 
 
-@breaks("ledger.key", "has a key of 21 bytes, not 20")
+@breaks("ledger.key", "has a key of 21 bytes, not 28")
 def a_key_of_another_length(root: Path) -> None:
     with states.opened_ledger(root) as (ledger, transaction):
         transaction.put(b"x" * 21, encode_ledger_lease(LedgerLease(lease_of(FIRST - 5, 90.0))), db=ledger.leases)
 
 
+@breaks("ledger.key", "is of another generation than it stands under: this lease does not come back")
+def a_record_in_the_place_of_another(root: Path) -> None:
+    with states.opened_ledger(root) as (ledger, transaction):
+        transaction.put(ENDED_ROW, encode_ledger_lease(LedgerLease(lease_of(FIRST - 5, 900.0))), db=ledger.leases)
+
+
 @breaks("ledger.bounds", "has a ttl of 3601.0 seconds, outside 0.1 to 3600")
 def a_ttl_nobody_may_have(root: Path) -> None:
     with states.opened_ledger(root) as (ledger, transaction):
-        transaction.put(ENDED, encode_ledger_lease(LedgerLease(lease_of(FIRST + 2, 3601.0))), db=ledger.leases)
+        states.put_in_ledger(ledger, transaction, ENDED, LedgerLease(lease_of(FIRST + 2, 3601.0)))
 
 
 @breaks("ledger.generation_twice", f"generation {FIRST} is on two leases")
 def one_generation_twice_in_the_ledger(root: Path) -> None:
     with states.opened_ledger(root) as (ledger, transaction):
-        transaction.put(ENDED, encode_ledger_lease(LedgerLease(lease_of(FIRST, 90.0))), db=ledger.leases)
+        states.put_in_ledger(ledger, transaction, OTHER, LedgerLease(lease_of(FIRST, 90.0)))
 
 
 @breaks("ledger.copy", "is not marked clean")
 def a_copy_without_the_clean_mark(root: Path) -> None:
     with states.opened_ledger(root) as (ledger, transaction):
-        transaction.put(ENDED, encode_ledger_lease(LedgerLease(lease_of(FIRST + 2, 90.0), 45.0)), db=ledger.leases)
+        states.put_in_ledger(ledger, transaction, ENDED, LedgerLease(lease_of(FIRST + 2, 90.0), 45.0))
 
 
 @breaks("ledger.meta", "the field wait_out of the meta record is -1")
@@ -364,13 +370,13 @@ def a_generation_above_the_mark(root: Path) -> None:
 @breaks("both.long_missing", "was promised for 600 s, longer than the 60 s that are waited out, and the ledger does not have it")
 def a_long_lease_that_is_not_in_the_ledger(root: Path) -> None:
     with states.opened_ledger(root) as (ledger, transaction):
-        transaction.delete(LONG, db=ledger.leases)
+        transaction.delete(LONG_ROW, db=ledger.leases)
 
 
 @breaks("both.long_missing", "the ledger has it with 300 s")
 def a_long_lease_that_is_shorter_in_the_ledger(root: Path) -> None:
     with states.opened_ledger(root) as (ledger, transaction):
-        transaction.put(LONG, encode_ledger_lease(LedgerLease(lease_of(FIRST, 300.0))), db=ledger.leases)
+        states.put_in_ledger(ledger, transaction, LONG, LedgerLease(lease_of(FIRST, 300.0)))
 
 
 @breaks("both.long_missing", "was promised for 600 s")
@@ -384,13 +390,13 @@ def an_unflushed_renewal_whose_first_promise_is_not_kept(root: Path) -> None:
 @breaks("both.other_generation", f"while the ledger still held generation {FIRST - 9} of its key")
 def a_short_lease_shadowed_by_an_old_record(root: Path) -> None:
     with states.opened_ledger(root) as (ledger, transaction):
-        transaction.put(SHORT, encode_ledger_lease(LedgerLease(lease_of(FIRST - 9, 90.0))), db=ledger.leases)
+        states.put_in_ledger(ledger, transaction, SHORT, LedgerLease(lease_of(FIRST - 9, 90.0)))
 
 
 @breaks("both.ledger_ahead", "the volatile state never handed it out")
 def a_ledger_that_knows_more_than_the_volatile_state(root: Path) -> None:
     with states.opened_ledger(root) as (ledger, transaction):
-        transaction.put(OTHER, encode_ledger_lease(LedgerLease(lease_of(FIRST + 7, 90.0))), db=ledger.leases)
+        states.put_in_ledger(ledger, transaction, OTHER, LedgerLease(lease_of(FIRST + 7, 90.0)))
 
 
 @pytest.mark.parametrize(("code", "said", "change"), CHANGES, ids=[change.__name__ for _, _, change in CHANGES])
@@ -422,14 +428,14 @@ def test_a_generation_above_the_mark_of_the_ledger(killed: Path, tmp_path: Path)
 def test_what_a_clean_ledger_must_say(stopped: Path, tmp_path: Path, code: str, entry: LedgerLease, key_hash: bytes) -> None:
     root = states.copy_of(stopped, tmp_path)
     with states.opened_ledger(root) as (ledger, transaction):
-        transaction.put(key_hash, encode_ledger_lease(entry), db=ledger.leases)
+        states.put_in_ledger(ledger, transaction, key_hash, entry)
     assert wrong(examined(root)) == {code}
 
 
 def test_a_clean_ledger_has_every_live_lease(stopped: Path, tmp_path: Path) -> None:
     root = states.copy_of(stopped, tmp_path)
     with states.opened_ledger(root) as (ledger, transaction):
-        transaction.delete(SHORT, db=ledger.leases)
+        transaction.delete(SHORT_ROW, db=ledger.leases)
     assert wrong(examined(root)) == {"both.clean_missing"}
 
 

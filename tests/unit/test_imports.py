@@ -31,6 +31,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "start",
             "upkeep",
             "index",
+            "rising",
             "fences",
             "outcomes",
             "tombs",

@@ -116,6 +116,19 @@ def test_an_ended_lease_may_come_back_until_its_delete_is_flushed() -> None:
     assert desk.journal.ttl_of(KEY, 7) == 0.0
 
 
+@pytest.mark.parametrize("error", [None, FAULT], ids=["flushed", "uncertain"])
+def test_a_put_takes_an_older_generation_of_its_key_along_whatever_was_said_of_its_end(error: Exception | None) -> None:
+    desk = Desk()
+    desk.journal.put(KEY, entry(7))
+    desk.flush(error)
+    desk.journal.tick(0.0)
+    desk.journal.put(KEY, entry(8))
+    assert desk.flush(now=9.0) == [("del", KEY, 7), ("put", KEY, entry(8))]
+    assert desk.journal.ttl_of(KEY, 8) == 100.0
+    desk.journal.put(KEY, entry(8, 200.0))
+    assert desk.flush(now=9.0) == [("put", KEY, entry(8, 200.0))]
+
+
 def test_the_delete_of_an_older_lease_says_nothing_of_a_newer_one() -> None:
     desk = Desk()
     desk.journal.put(KEY, entry(7))

@@ -327,9 +327,9 @@ def test_the_record_of_a_lease_that_is_damaged_in_the_volatile_state_stays_in_th
 
 def test_a_ledger_of_another_format_is_refused_and_left_alone(w: World) -> None:
     w.run()
-    w.ledger.apply([("meta", {"format": 2})])
+    w.ledger.apply([("meta", {"format": 3})])
     w.kill()
-    with pytest.raises(StateRefused, match="format 2"):
+    with pytest.raises(StateRefused, match="format 3"):
         w.begin()
 
 

@@ -138,7 +138,7 @@ class World:
         gate = Gate(taken.wait_out, taken.meta.no_grant_before, settled=not taken.waiting, closed="starting")
         digests = Digests(bytes.fromhex(taken.meta.secret))
         self.lessor = Lessor(self.leases, digests, Generations(taken.last, taken.mark), self.journal, gate, self.clock, self.limits)
-        self.lessor.reread()
+        self.lessor.load(taken.rows)
         self.start_up = Start(self.lessor, taken, self.wait_out)
         self.switches = Switches(self.lessor, self.limits.max_switches_per_namespace)
         self.switches.load()
