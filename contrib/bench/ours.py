@@ -41,7 +41,8 @@ class Leased(Anchor):
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, [str(self.tree), os.environ.get("PYTHONPATH", "")]))
-        return {**os.environ, "PYTHONPATH": path, "LEASED_SOCKET": self.address}
+        safe = {"PYTHONSAFEPATH": "1"}  # else `-m leased` would first be looked for where the benchmark was started
+        return {**os.environ, **safe, "PYTHONPATH": path, "LEASED_SOCKET": self.address}
 
     def missing(self) -> str | None:
         if self.python is None:
