@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -107,9 +108,15 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(64)
 
 
+def _version() -> str:
+    """`leased 0.1.0`, and whether the hot path of this installation is compiled (contrib/compiled)."""
+    compiled = any(Path(__file__).with_name(f"rules{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
+    return f"leased {VERSION}{' (compiled)' if compiled else ''}"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="leased", description=_ABOUT, epilog=_MORE)
-    parser.add_argument("--version", action="version", version=f"leased {VERSION}")
+    parser.add_argument("--version", action="version", version=_version())
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs", parser_class=_Parser)
 
     serve = verbs.add_parser("serve", help="run the daemon", description=_SERVE)

@@ -29,6 +29,9 @@ class Undelivered:
     def __iter__(self) -> Iterator[tuple[bytes, int]]:
         return iter([grant for _, grant in self._answers])
 
+    def __contains__(self, grant: object) -> bool:
+        return any(grant == each for _, each in self._answers)
+
     def add(self, grant: tuple[bytes, int], unsent_bytes: int) -> None:
         """`unsent_bytes` of this connection, the answer's last byte included."""
         self._answers.append((self._sent + unsent_bytes, grant))

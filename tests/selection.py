@@ -3,6 +3,9 @@
 The plain command runs what any user can run on any Linux host.  What needs root or packages is left out by name, and said at the
 end and at the start; LEASED_TEST_ALL=1 runs everything and lets nothing be skipped: a test that cannot run there has failed.
 
+In a tree whose hot path is compiled (contrib/compiled), tests marked `interpreted` are left out too, whatever else was asked for: they put
+something of their own in the place of a method or a constant, and compiled code does not look there.  The ordinary run has them all.
+
 With `-n 2 --dist loadfile` two files are under way at a time, and the tests of one file run in their order.
 """
 
@@ -11,34 +14,42 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 ALL = os.environ.get("LEASED_TEST_ALL", "") not in {"", "0"}
+_RULES = find_spec("leased.rules")
+COMPILED = _RULES is not None and isinstance(_RULES.loader, ExtensionFileLoader)
 LEFT_OUT = {
     "root": "need root (mounts, namespaces, power cuts)",
     "packages": "need packages (libfaketime, curl, promtool, prometheus-client, schemathesis, x402, tooz, redis-py, pynvim, node)",
 }
+INTERPRETED = "interpreted"
 HOW = "LEASED_TEST_ALL=1 runs them, as root; .ci/run installs what they need first"
 _counted = pytest.StashKey[Counter[str]]()
 
 
-def pytest_report_header() -> str:
+def pytest_report_header() -> list[str]:
+    told = [f"leased: tests that need root or packages are left out; {HOW}"]
     if ALL:
-        return "leased: every test is run, and a skipped one counts as failed (LEASED_TEST_ALL)"
-    return f"leased: tests that need root or packages are left out; {HOW}"
+        told = ["leased: every test is run, and a skipped one counts as failed (LEASED_TEST_ALL)"]
+    if COMPILED:
+        told.append("leased: the hot path is compiled here: tests of what only interpreted code does are left out")
+    return told
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """An expression given by -m decides alone."""
+    """An expression given by -m decides alone, but not that compiled code can be what it is not."""
     counted = config.stash[_counted] = Counter()
-    if ALL or config.option.markexpr:
-        return
+    reasons = [] if ALL or config.option.markexpr else list(LEFT_OUT)
+    reasons += [INTERPRETED] if COMPILED else []
     kept, dropped = [], []
     for item in items:
-        needs = next((name for name in LEFT_OUT if item.get_closest_marker(name)), None)
+        needs = next((name for name in reasons if item.get_closest_marker(name)), None)
         (dropped if needs else kept).append(item)
         if needs:
             counted[needs] += 1
@@ -62,9 +73,13 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     counted = config.stash.get(_counted, Counter())
-    if counted:
-        kinds = ", ".join(f"{count} that {LEFT_OUT[name]}" for name, count in counted.items())
+    kinds = ", ".join(f"{count} that {LEFT_OUT[name]}" for name, count in counted.items() if name in LEFT_OUT)
+    if kinds:
         terminalreporter.write_line(f"leased: left out {kinds}; {HOW}", yellow=True)
+    if counted[INTERPRETED]:
+        terminalreporter.write_line(
+            f"leased: left out {counted[INTERPRETED]} that are about interpreted code: the hot path is compiled here", yellow=True
+        )
 
 
 @pytest.hookimpl(wrapper=True)

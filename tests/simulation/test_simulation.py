@@ -14,6 +14,8 @@ from plans import COMMITS, ENDINGS, Life, plan
 from seeded import Report, run_seed
 from store_faults import Trap
 
+pytestmark = pytest.mark.interpreted  # the referee listens in by replacing methods of the daemon
+
 SEED = int(os.environ.get("LEASED_SEED", "0"))  # read before conftest.py clears the environment
 FEW = range(1, 25)
 SHOWED = (2407, 2548, 2564, 2565, 2684, 3093, 3123, 3422, 4133, 4192)  # each has shown a mistake, of the daemon or of its judge

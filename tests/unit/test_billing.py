@@ -240,6 +240,7 @@ def test_a_commit_of_unknown_outcome_bills_nobody(held: BilledWorld, monkeypatch
     assert held.refused("B")["amount"] == "0.002"
 
 
+@pytest.mark.interpreted
 def test_an_aborted_batch_bills_each_of_its_facts_once(held: BilledWorld) -> None:
     """It is decided again, one request at a time."""
     lane, failed = held.lessor.lane, []

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from leased.calls import Call
 from leased.holds import NEVER, Held, Holds, bound
+from leased.model import Identity, InfoRequest
 
 
 def held(name: str) -> Held:
-    call: Any = name
-    return Held(call, {"acquired": True, "to": name})
+    peer: Any = name
+    return Held(Call(peer, None, InfoRequest(), Identity("uid:0", 0, 1, True)), {"acquired": True, "to": name})
 
 
 @pytest.mark.parametrize(("ttl", "seconds"), [(3600.0, 2.0), (4.0, 2.0), (3.0, 1.5), (0.1, 0.05)])
@@ -24,7 +26,7 @@ def test_an_answer_is_ready_with_its_flush_and_not_before() -> None:
     holds.add(b"k", 7, 3, 10.0, held("a"))
     assert holds.ready(2) == []
     ((key_hash, hold),) = holds.ready(3)
-    assert (key_hash, hold.generation, [each.call for each in hold.held]) == (b"k", 7, ["a"])
+    assert (key_hash, hold.generation, [each.call.peer for each in hold.held]) == (b"k", 7, ["a"])
     assert len(holds) == 1
     assert holds.pop(b"k") is hold
     assert holds.pop(b"k") is None
@@ -39,7 +41,7 @@ def test_everyone_who_joins_waits_for_the_latest_flush_any_of_them_needs() -> No
     holds.add(b"k", 7, 4, 15.0, held("d"))
     assert holds.ready(4) == []
     ((_, hold),) = holds.ready(5)
-    assert [each.call for each in hold.held] == ["a", "b", "c", "d"]
+    assert [each.call.peer for each in hold.held] == ["a", "b", "c", "d"]
     assert hold.bound == 10.0
 
 
@@ -68,9 +70,9 @@ def test_a_revocation_is_told_by_its_flush_or_told_null_by_its_failure_or_bound(
     holds = Holds()
     for number, until, name in ((3, 10.0, "a"), (4, 11.0, "b"), (5, 12.0, "c")):
         holds.add_plain(number, until, held(name), {"revoked": None, "to": name})
-    assert [each.call for each in holds.pop_plain(3)] == ["a"]
+    assert [each.call.peer for each in holds.pop_plain(3)] == ["a"]
     failed = list(holds.pop_plain_failed(4, 0.0))
-    assert [(each.call, each.reply) for each in failed] == [("b", {"revoked": None, "to": "b"})]
+    assert [(each.call.peer, each.reply) for each in failed] == [("b", {"revoked": None, "to": "b"})]
     assert list(holds.pop_plain_failed(0, 11.9)) == []
-    assert [each.call for each in holds.pop_plain_failed(0, 12.0)] == ["c"]
+    assert [each.call.peer for each in holds.pop_plain_failed(0, 12.0)] == ["c"]
     assert len(holds) == 0

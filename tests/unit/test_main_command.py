@@ -15,6 +15,7 @@ import pytest
 import states
 import structlog
 import trio
+from selection import COMPILED
 
 from leased import __main__ as command
 from leased import service
@@ -76,7 +77,8 @@ def test_help_loads_nothing_heavy() -> None:
 
 def test_the_version(run: Run) -> None:
     code, out, _ = run("--version")
-    assert code == 0 and re.fullmatch(r"leased \d+\.\d+\S*\n", out)
+    build = re.escape(" (compiled)") if COMPILED else ""
+    assert code == 0 and re.fullmatch(rf"leased \d+\.\d+\S*{build}\n", out)
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,7 @@ def test_a_request_id_stays_that_of_its_later_key_when_its_earlier_one_is_swept(
     assert third.get("error") == "invalid_argument", third
 
 
+@pytest.mark.interpreted
 def test_request_ids_that_may_go_all_go_in_one_second(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leased.upkeep.TOMBS_AT_ONCE", 4)
     for n in range(MANY):
@@ -200,6 +201,7 @@ def test_deadlines_that_move_to_and_fro_leave_nothing_behind(w: World) -> None:
     w.assert_kept()
 
 
+@pytest.mark.interpreted
 def test_retries_against_a_disk_that_hangs_fill_the_journal_only_so_far(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leased.state.journal.MAX_WAITING", 10, raising=False)
     for _ in range(MANY):
@@ -219,6 +221,7 @@ def test_retries_against_a_disk_that_hangs_fill_the_journal_only_so_far(w: World
     w.granted("T", 100.0)
 
 
+@pytest.mark.interpreted
 def test_heartbeats_against_a_disk_that_hangs_wait_once_for_each_switch(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leased.state.journal.MAX_WAITING", 10, raising=False)
     for _ in range(40):
