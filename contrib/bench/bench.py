@@ -44,6 +44,21 @@ def daemon_python(asked: str | None) -> str | None:
     return None
 
 
+def compiled_tree(python: str | None) -> Path:
+    """The sources with their hot path compiled for `python`; what the compiler says goes to standard error."""
+    if python is None:
+        raise BenchError("--compiled: no Python here can import the daemon's libraries (see --python)")
+    tree = TREE / "build" / "compiled-bench"
+    tell(f"compiling for {python}, a minute or two …")
+    build = [python, TREE / "contrib" / "compiled" / "build", "--into", TREE / "build" / "wheels", "--tree", tree]
+    done = subprocess.run(build, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise BenchError(
+            f"--compiled: {python} could not build it, see above; it needs mypy, setuptools 77 and the headers of Python"
+        )
+    return tree
+
+
 def make(system: type[Anchor], places: Places, load: Path, python: str | None) -> Anchor:
     return system(places, load, python) if issubclass(system, Leased) else system(places, load)
 
@@ -155,6 +170,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--connections", type=counts, default=[1, 8, 64], metavar="N,N", help="numbers of connections (1,8,64)")
     parser.add_argument("--leases", type=int, default=10_000, help="live leases present in every system (10000)")
     parser.add_argument("--python", help="interpreter for the daemon (default: this one, else /usr/bin/python3)")
+    parser.add_argument("--compiled", action="store_true", help="measure leased's compiled build (contrib/compiled), for --python")
     parser.add_argument("--client-python", help="interpreter for `clients`, which needs redis-py (default: the daemon's)")
     parser.add_argument("--disk", help="parent of the state directories (default: /var/tmp if it is a disk)")
     parser.add_argument("--memory", help="parent of leased's runtime directory (default: /dev/shm if it is a tmpfs)")
@@ -173,6 +189,8 @@ def main() -> int:
     path = options.json or TREE / "build" / f"bench-{options.what}.json"
     places: Places | None = None
     try:
+        if options.compiled:
+            Leased.tree = compiled_tree(options.python)
         places = Places(options.disk, options.memory)
         load = build_load(places.disk)
         load.chmod(0o755)
@@ -189,9 +207,11 @@ def main() -> int:
             good = results["clients"].pop("good") and good
         wanted = [name for name in FOOTPRINTS if options.what in (name, "all")]
         for name in wanted:
-            absent = Leased(places, load, options.python).missing()
+            ours = Leased(places, load, options.python)
+            absent = ours.missing()
             if absent:
                 raise BenchError(f"leased cannot be started: {absent}")
+            results["host"].setdefault("versions", {}).setdefault(ours.name, ours.version())
             tell(f"{name} …")
             inner = Places(options.disk, options.memory)
             try:

@@ -28,6 +28,7 @@ class Leased(Anchor):
     # A daemon that was stopped finds that it was deaf and acts on it; an idle one wakes once a second.
     pausable = False
     wait_out_seconds: ClassVar[int] = 60
+    tree: ClassVar[Path] = TREE  # where its sources are, or what was compiled of them
     after_power_cut = (
         "grants of ttl ≤ 60 s may be forgotten, but nothing is granted until all of them have lapsed (60 s): never two holders,"
         " a minute without grants; longer leases and generations were flushed before the reply"
@@ -39,13 +40,13 @@ class Leased(Anchor):
         self.max_leases = max_leases
 
     def environment(self) -> dict[str, str]:
-        path = os.pathsep.join(filter(None, [str(TREE), os.environ.get("PYTHONPATH", "")]))
+        path = os.pathsep.join(filter(None, [str(self.tree), os.environ.get("PYTHONPATH", "")]))
         return {**os.environ, "PYTHONPATH": path, "LEASED_SOCKET": self.address}
 
     def missing(self) -> str | None:
         if self.python is None:
             return "no Python here can import trio, msgpack, lmdb, h11 and structlog (see --python)"
-        return None if (TREE / "leased" / "__main__.py").exists() else "leased/__main__.py is not there"
+        return None if (self.tree / "leased" / "__main__.py").exists() else "leased/__main__.py is not there"
 
     def version(self) -> str:
         assert self.python is not None
