@@ -112,11 +112,15 @@ class Client(threading.Thread):
         known = self.held[key]
         low, high = KINDS[key.split()[0]]
         ttl = {} if self._random.random() < 0.3 else {"ttl_seconds": round(self._random.uniform(low, high), 3)}
+        began, lost = boottime(), self.lost
         reply = self.insist(operation, **mine, **ttl)
         if reply["acquired"] is True:
             self.held[key] = reply
             return
-        if boottime() < known["expires_boottime"]:
+        ends = known["expires_boottime"]
+        if self.lost != lost and ttl:  # a renewal whose answer was lost may have made it end sooner
+            ends = min(ends, began + ttl["ttl_seconds"])
+        if boottime() < ends:
             self.complaints.append(f"generation {known['generation']} of {key} was live, and {operation} said {reply['reason']}")
         del self.held[key]
 
