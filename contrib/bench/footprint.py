@@ -82,6 +82,7 @@ def _lease_command(daemon: Leased) -> tuple[list[str], dict[str, str]]:
         script.write_text(f"#!{python}\nimport sys\nfrom leased.client.command import main\nsys.exit(main())\n")
         script.chmod(0o755)
         environment = {**daemon.environment(), "PYTHONPATH": path}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has its bytecode written
         if Path(python).exists():
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
             tried = f"{python}: exit {done.returncode}, {done.stdout!r} {done.stderr[-500:]!r}"

@@ -35,7 +35,6 @@ TABLES: Final = ("meta", "leases", "billed", "outbox", "dead", "totals", "agents
 INITIALISED: Final = "initialised"
 _REMAINING: Final = struct.Struct("<d")
 GENERATION: Final = struct.Struct(">Q")
-ROW_KEY: Final = f">Q{KEY_HASH_BYTES}s"  # the same as a struct: (generation, key hash)
 ROW_KEY_BYTES: Final = GENERATION.size + KEY_HASH_BYTES
 NOT_A_COPY: Final = -1.0
 LEASE_AT: Final = 1 + _REMAINING.size  # where the lease begins in a ledger record

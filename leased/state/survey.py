@@ -8,13 +8,13 @@ from __future__ import annotations
 import marshal
 from array import array
 from collections.abc import Callable, Iterable
-from itertools import repeat
-from struct import iter_unpack
+from itertools import pairwise
+from struct import Struct, iter_unpack
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from leased.digests import KEY_HASH_BYTES, RID_BYTES
-from leased.state.ledger import COPY_VERSION, GENERATION, LEASE_AT, ROW_KEY, ROW_KEY_BYTES
+from leased.state.ledger import COPY_VERSION, GENERATION, LEASE_AT, ROW_KEY_BYTES
 from leased.state.records import (
     GLANCE,
     HAS_RID,
@@ -29,8 +29,11 @@ from leased.state.records import (
 )
 
 _RARE: Final = HAS_SCOPE | HAS_RID | UNFLUSHED
+_SECONDS: Final = Struct(">d")
+_PROMISE: Final = f">{KEY_HASH_BYTES}sQd"
 _PLAIN_MARSHAL: Final = 2  # without references: no table of a million objects is made only to find out that none comes twice
 
+_LAST: Final = b"\xff" * 512  # behind every key: LMDB has none as long
 _AT_ONCE: Final = 128  # rows; a list is cut and compared in a fraction of what its elements cost one by one
 
 
@@ -150,13 +153,15 @@ class Compared(NamedTuple):
 
 
 class Promises:
-    """What the ledger's table of leases holds, by column, in the order of generations.  The ttl of a record that cannot be read is 0.0: it
-    promises nothing, and is written again or deleted like any other that is wrong."""
+    """What the ledger's table of leases holds, by column, in the order of the keys.  The ttl of a record that cannot be read is 0.0: it promises
+    nothing, and is written again or deleted like any other that is wrong.  `older`: (key, generation) of records that a later one of their key
+    has made void."""
 
     def __init__(self) -> None:
         self.names: list[bytes] = []
         self.generations: list[int] = []
         self.ttls: array[float] = array("d")
+        self.older: list[tuple[bytes, int]] = []
 
     @classmethod
     def of(cls, records: Iterable[tuple[bytes, bytes]]) -> Promises:
@@ -166,72 +171,95 @@ class Promises:
     @staticmethod
     def packed(records: Iterable[tuple[bytes, bytes]]) -> bytes:
         """As Rows.packed."""
-        look, number = GLANCE.unpack_from, GENERATION.pack
+        look, number, seconds = GLANCE.unpack_from, GENERATION.pack, _SECONDS.pack
         least = LEASE_AT + TEXTS_AT + 4
-        row_keys, ttls = bytearray(), array("d")
+        heaps: list[list[bytes]] = [
+            [] for _ in range(256)
+        ]  # by first octet: many small heaps are sorted in half the time of a large one
         for row_key, raw in records:
             if len(row_key) != ROW_KEY_BYTES:
                 continue  # nothing of ours
-            promised = 0.0
+            standing, promised = row_key[:-KEY_HASH_BYTES], 0.0
             if len(raw) >= least and crc32(raw) == RESIDUE:
                 version, _, generation, ttl, _ = look(raw, LEASE_AT)
                 if raw[0] != COPY_VERSION:
                     raise future("ledger lease", raw[0])
                 if version != LEASE_VERSION:
                     raise future("lease", version)
-                if row_key.startswith(number(generation)):
+                if number(generation) == standing:
                     promised = ttl
-            row_keys += row_key
-            ttls.append(promised)
-        return marshal.dumps((bytes(row_keys), ttls.tobytes()), _PLAIN_MARSHAL)
+            name = row_key[-KEY_HASH_BYTES:]
+            heaps[name[0]].append(name + standing + seconds(promised))
+        older: list[bytes] = []
+        for at, heap in enumerate(heaps):
+            heap.sort()
+            twice = {before for before, after in pairwise(heap) if before.startswith(after[:KEY_HASH_BYTES])}
+            if twice:
+                older += sorted(twice)
+                heaps[at] = [row for row in heap if row not in twice]
+        return marshal.dumps((b"".join(map(b"".join, heaps)), b"".join(older)), _PLAIN_MARSHAL)
 
     @classmethod
     def unpacked(cls, packed: bytes) -> Promises:
         promises = cls()
-        row_keys, ttls = marshal.loads(packed)
-        promises.names = [name for _, name in iter_unpack(ROW_KEY, row_keys)]
-        promises.generations = [generation for generation, _ in iter_unpack(ROW_KEY, row_keys)]
-        promises.ttls.frombytes(ttls)
+        rows, older = marshal.loads(packed)
+        promises.names = [name for name, _, _ in iter_unpack(_PROMISE, rows)]
+        promises.generations = [generation for _, generation, _ in iter_unpack(_PROMISE, rows)]
+        promises.ttls.extend(ttl for _, _, ttl in iter_unpack(_PROMISE, rows))
+        promises.older = [(name, generation) for name, generation, _ in iter_unpack(_PROMISE, older)]
         return promises
 
 
 def compare(rows: Rows, theirs: Promises, wait_out: float, boot: float) -> Compared:
-    """`wait_out` is the one in force and `boot` is now, in seconds.  Of two generations of a key the later one counts, and the other is `over`.
-    A key and a generation that both sides have are one object in `known` and in `rows`."""
-    generations, ttls = theirs.generations, theirs.ttls
+    """`wait_out` is the one in force and `boot` is now, in seconds.  A key and a generation that both sides have are one object in `known` and
+    in `rows`."""
+    lacking: list[bytes] = []
+    over = list(theirs.older)
+    strangers: list[tuple[bytes, int]] = []
+    names: list[bytes] = []
+    values: list[tuple[int, float]] = []
     # A copy of a short lease goes with the clean mark, so a ttl up to `wait_out` is nothing to rely on later.  A million leases have few
     # different ttls: one object for each is enough.
-    certain = {ttl: ttl if ttl > wait_out else 0.0 for ttl in set(ttls)}
-    place_of = dict(zip(theirs.names, range(len(theirs.names)), strict=True))
-    found = Compared({}, [], [], [])
-    if len(place_of) < len(theirs.names):
-        found.over.extend((name, generations[at]) for at, name in enumerate(theirs.names) if place_of[name] != at)
+    certain = {ttl: ttl if ttl > wait_out else 0.0 for ttl in set(theirs.ttls)}
+    their_names, their_generations, their_ttls = [*theirs.names, _LAST], theirs.generations, theirs.ttls
+    there = 0
     for here in range(0, len(rows.keys), _AT_ONCE):
         end = here + _AT_ONCE
-        keys, ours, promised = rows.keys[here:end], rows.generations[here:end], rows.ttls[here:end]
-        deadlines = rows.deadlines[here:end]
-        places = list(map(place_of.pop, keys, repeat(-1)))
+        keys, generations = rows.keys[here:end], rows.generations[here:end]
+        ttls, deadlines = rows.ttls[here:end], rows.deadlines[here:end]
+        end = there + len(keys)
         if (
-            -1 not in places
-            and list(map(generations.__getitem__, places)) == ours
-            and array("d", map(ttls.__getitem__, places)) == promised
+            keys == their_names[there:end]
+            and generations == their_generations[there:end]
+            and ttls.tobytes() == their_ttls[there:end].tobytes()
             and min(deadlines) > boot
         ):
-            found.known.update(zip(keys, zip(ours, map(certain.__getitem__, promised), strict=True), strict=True))
+            names += keys
+            values += zip(generations, map(certain.__getitem__, ttls), strict=True)
+            there = end
             continue
-        for key, generation, ttl, deadline, place in zip(keys, ours, promised, deadlines, places, strict=True):
+        for key, generation, ttl, deadline in zip(keys, generations, ttls, deadlines, strict=True):
+            name = their_names[there]
+            while name < key:
+                names.append(name)
+                values.append((their_generations[there], certain[their_ttls[there]]))
+                strangers.append((name, their_generations[there]))
+                there += 1
+                name = their_names[there]
             covered = False
-            if place >= 0:
-                standing = generations[place]
+            if name == key:
+                standing, promised = their_generations[there], their_ttls[there]
                 if standing == generation:
                     standing = generation
-                    covered = ttl <= ttls[place]
-                found.known[key] = (standing, certain[ttls[place]])
+                    covered = ttl <= promised
+                names.append(key)
+                values.append((standing, certain[promised]))
                 if standing != generation or deadline <= boot:
-                    found.over.append((key, standing))
+                    over.append((key, standing))
+                there += 1
             if not covered and ttl > wait_out and deadline > boot:
-                found.lacking.append(key)
-    for name, place in place_of.items():
-        found.known[name] = (generations[place], certain[ttls[place]])
-        found.strangers.append((name, generations[place]))
-    return found
+                lacking.append(key)
+    names += theirs.names[there:]
+    values += zip(their_generations[there:], map(certain.__getitem__, their_ttls[there:]), strict=True)
+    strangers += zip(theirs.names[there:], their_generations[there:], strict=True)
+    return Compared(dict(zip(names, values, strict=True)), lacking, over, strangers)

@@ -255,12 +255,12 @@ def test_a_newer_state_is_left_as_it_is_and_served_again_by_its_own_program(make
         files = [*daemon.state_dir.iterdir(), *daemon.runtime_dir.iterdir()]
         return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
-    rewrite(2, "0.9.7")
+    rewrite(3, "0.9.7")
     before = everything()
     code, said = ended(daemon)
     assert code == EXIT_CONFIG and everything() == before
     assert "was written by leased 0.9.7; this is leased" in said and "install leased 0.9.7 again" in said
-    rewrite(1, "0.1.0")
+    rewrite(2, "0.1.0")
     daemon.start()
     with daemon.rpc() as rpc:
         assert rpc.call("renew", key="k", holder="a", fence=grant["fence"])["generation"] == grant["generation"]
