@@ -209,15 +209,15 @@ class Ledger:
     def _uncopy(self, transaction: Any, wait_out: float) -> None:
         """The clean mark is going: copies of short leases go with it, copies of long ones become ordinary records."""
         copies = [bytes(key) for key, raw in transaction.cursor(db=self.leases) if raw[1 : 1 + _REMAINING.size] != _NO_COPY]
-        for key_hash in copies:
+        for row_key in copies:
             try:
-                entry = decode_ledger_lease(bytes(transaction.get(key_hash, db=self.leases)))
+                entry = decode_ledger_lease(bytes(transaction.get(row_key, db=self.leases)))
             except RecordDamaged:
                 continue
             if entry.lease.ttl <= wait_out:
-                transaction.delete(key_hash, db=self.leases)
+                transaction.delete(row_key, db=self.leases)
             else:
-                transaction.put(key_hash, encode_ledger_lease(LedgerLease(entry.lease)), db=self.leases)
+                transaction.put(row_key, encode_ledger_lease(LedgerLease(entry.lease)), db=self.leases)
 
     def _bring_up(self) -> None:
         """From format 1, where leases stood under key hashes alone, all in one transaction.  Of a damaged record only the key can be told: it goes

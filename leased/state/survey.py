@@ -9,6 +9,7 @@ import marshal
 from array import array
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from operator import eq
 from struct import Struct, iter_unpack
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -173,9 +174,8 @@ class Promises:
         """As Rows.packed."""
         look, number, seconds = GLANCE.unpack_from, GENERATION.pack, _SECONDS.pack
         least = LEASE_AT + TEXTS_AT + 4
-        heaps: list[list[bytes]] = [
-            [] for _ in range(256)
-        ]  # by first octet: many small heaps are sorted in half the time of a large one
+        # By the first bits of the key: many small heaps are sorted in half the time of a large one.
+        heaps: list[list[bytes]] = [[] for _ in range(4096)]
         for row_key, raw in records:
             if len(row_key) != ROW_KEY_BYTES:
                 continue  # nothing of ours
@@ -189,14 +189,15 @@ class Promises:
                 if number(generation) == standing:
                     promised = ttl
             name = row_key[-KEY_HASH_BYTES:]
-            heaps[name[0]].append(name + standing + seconds(promised))
+            heaps[name[0] << 4 | name[1] >> 4].append(name + standing + seconds(promised))
         older: list[bytes] = []
         for at, heap in enumerate(heaps):
             heap.sort()
-            twice = {before for before, after in pairwise(heap) if before.startswith(after[:KEY_HASH_BYTES])}
-            if twice:
-                older += sorted(twice)
-                heaps[at] = [row for row in heap if row not in twice]
+            names = [row[:KEY_HASH_BYTES] for row in heap]
+            if any(map(eq, names, names[1:])):
+                void = [before for before, after in pairwise(heap) if before.startswith(after[:KEY_HASH_BYTES])]
+                older += void
+                heaps[at] = sorted(set(heap).difference(void))
         return marshal.dumps((b"".join(map(b"".join, heaps)), b"".join(older)), _PLAIN_MARSHAL)
 
     @classmethod
