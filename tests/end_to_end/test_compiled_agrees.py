@@ -94,7 +94,8 @@ def form(value: Any, name: str = "") -> Any:
     if name in {"ledger_pending", "ledger_flushes", "connections", "leases"}:
         return type(value).__name__
     if type(value) is float:
-        return f"{value!r}" if name == "ttl_seconds" or value == int(value) < 4000 else "float"
+        counted_down = name.endswith("_in_seconds") or name == "retry_after_seconds"  # whole only where no time had passed
+        return f"{value!r}" if name == "ttl_seconds" or (value == int(value) < 4000 and not counted_down) else "float"
     return f"{type(value).__name__} {'…' if type(value) is int and abs(value) > 10**9 else value!r}"
 
 
