@@ -43,7 +43,8 @@ def open_state(config: Config, clock: Clock) -> Opened:
     leases = _open_leases(config)
     try:
         taken = take_over(
-            *(leases, ledger),
+            leases,
+            ledger,
             wait_out=config.wait_out_seconds,
             boot=clock.now().boot,
             boot_id=clock.boot_id(),
